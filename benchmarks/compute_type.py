@@ -1,7 +1,8 @@
-"""`finetune --compute float32` compared with `stored` and with plain float32, on a processor that does not multiply bfloat16.
+"""`finetune --compute float32` compared with `stored` and with plain float32, on a processor that
+does not multiply bfloat16.
 
-`python -m benchmarks.compute_type [FAMILY ...]` trains a model of random weights three ways and prints bits, memory and time of an update.
-The libraries may use no instructions beyond AVX2. Each run is a process of its own with one thread:
+`python -m benchmarks.compute_type [FAMILY ...]` trains a model of random weights three ways and prints bits, memory and
+time of an update. The libraries may use no instructions beyond AVX2. Each run is a process of its own with one thread:
 `benchmarks/compute_type.py --run KIND FOLDER`. Needs 1 GB in /var/tmp.
 """
 

@@ -1,9 +1,10 @@
 """What a step costs against plain PyTorch, and how well memory is predicted: `python -m benchmarks.cost [MODEL...]`.
 
-Planned as `port-agent plan` does by default. Each model has two budgets: `ample` (nothing needs to be recomputed) and the target of
-`benchmarks.fit`. The latter is enforced by the kernel (RLIMIT_DATA, which does not count code; the plan is for what is resident). CPU
-seconds (of all threads) and wall seconds are medians of the steps after the first. Plain PyTorch, with its default malloc and no limit, and
-ours take turns; the smaller median of each counts. Peaks are of resident memory. `--threads 2`: both compute with two threads.
+Planned as `port-agent plan` does by default. Each model has two budgets: `ample` (nothing needs to be recomputed) and
+the target of `benchmarks.fit`. The latter is enforced by the kernel (RLIMIT_DATA, which does not count code; the plan
+is for what is resident). CPU seconds (of all threads) and wall seconds are medians of the steps after the first. Plain
+PyTorch, with its default malloc and no limit, and ours take turns; the smaller median of each counts. Peaks are of
+resident memory. `--threads 2`: both compute with two threads.
 """
 
 import argparse

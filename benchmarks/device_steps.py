@@ -41,14 +41,18 @@ class Job:
 
 @dataclass(slots=True)
 class DeviceRun:
-    """Results of a few steps: digests of losses and of all that lasts, seconds of the last step, the most bytes held."""
+    """Results of a few steps: digests of losses and of all that lasts, seconds of the last
+    step, the most bytes held.
+    """
 
     losses: list[str] = field(default_factory=list)
     contents: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     peak_bytes: int = 0
     reserved_bytes: int = 0
-    """The most that torch's allocator took of the device for all tensors, including gaps between them; 0 if it has none."""
+    """The most that torch's allocator took of the device for all tensors, including gaps
+    between them; 0 if it has none.
+    """
 
     def difference(self, other: "DeviceRun") -> str:
         """Return what differs first, or "" if every bit is the same."""
@@ -77,7 +81,9 @@ def plain_steps(
     around: Context = contextlib.nullcontext,
     adapt: Callable[[Workload], Workload] = lambda made: made,
 ) -> DeviceRun:
-    """Train with plain PyTorch on the device, with each step's forward pass inside `around()`; `adapt` changes the model first."""
+    """Train with plain PyTorch on the device, with each step's forward pass inside `around()`;
+    `adapt` changes the model first.
+    """
     w, run = job.make(), DeviceRun()
     before = backend.allocated_bytes()
     w = adapt(replace(w, model=w.model.to(backend.kind)))
@@ -116,7 +122,10 @@ def reserved_peak(backend: Backend) -> int:
 
 
 def captured(job: Job, kind: str) -> Capture:
-    """Return the job's step, captured on the device. Afterwards constants and weights are on the host, and the device is free."""
+    """Return the job's step, captured on the device.
+
+    Afterwards constants and weights are on the host, and the device is free.
+    """
     w = job.make()
     model = w.model.to(kind)
     capture = capture_step(model, w.loss_fn, trained_by(job, model), on_device(w.batch(0), kind))
@@ -143,7 +152,8 @@ def planned_steps(
 ) -> DeviceRun:
     """Train by a program of the captured step on the device; page files and state are in `folder`.
 
-    `watchers`: called once these operators of the program have run. `shares`: pages are not copied on their way, where memory is shared.
+    `watchers`: called once these operators of the program have run. `shares`: pages are not copied on their
+    way, where memory is shared.
     """
     graph, w, run = program.graph, job.make(), DeviceRun()
     batches = [w.batch(i) for i in range(steps)]

@@ -1,12 +1,13 @@
 """Plans real models for several boards and budgets, with every strategy: one table of energy overhead.
 
-    python -m benchmarks.energy_frontier [--models resnet18,vgg16bn] [--boards pi4b,pi5,jetson-orin] [--budgets 30,50,70]
+    python -m benchmarks.energy_frontier [--models resnet18,vgg16bn]
+        [--boards pi4b,pi5,jetson-orin] [--budgets 30,50,70]
         [--strategies milp,greedy,...] [--time-limit 20] [--baseline-limit 20] [--json]
     python -m benchmarks.energy_frontier --measure resnet18,vit [--budgets 50]
 
 A budget is a share of what the step takes when everything is kept (tensors only; the worker's base is added to both).
-Costs are estimated for the board from the operators' work, and the table says so. "-": the strategy has no plan.
-"milp" is offered the plans of all the others and answers with the best verified one: `alone` says what it found by itself.
+Costs are estimated for the board from the operators' work, and the table says so. "-": the strategy has no plan. "milp"
+is offered the plans of all the others and answers with the best verified one: `alone` says what it found by itself.
 `fine bound`: lower bound on the problem without coarsening; coarsening cost at most the distance from it.
 
 --measure trains on this machine instead, profiled here, and compares the step time with the planned one. Compute is
@@ -216,7 +217,7 @@ def show_measured(rows: Sequence[Measurement], console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; exit code 4 if a baseline beats ours anywhere."""
-    parser = argparse.ArgumentParser(prog="benchmarks.energy_frontier", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.energy_frontier", description=__doc__.partition("\n\n")[0])
     parser.add_argument("--models", default="resnet18,resnet50,vgg16bn,bert,gpt2")
     parser.add_argument("--boards", default="pi4b,pi5,jetson-orin")
     parser.add_argument("--budgets", default="30,50,70", help="percent of keeping everything")

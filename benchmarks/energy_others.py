@@ -1,7 +1,8 @@
 """What codecarbon and jetson-stats report, run on sensor trees that die on the way. Prints JSON.
 
-Run it with the interpreter of a separate environment that has both installed: `python -m venv other && other/bin/pip install codecarbon
-jetson-stats && other/bin/python benchmarks/energy_others.py`. Their own reading code runs unchanged; only the place of the files differs.
+Run it with the interpreter of a separate environment that has both installed:
+`python -m venv other && other/bin/pip install codecarbon jetson-stats && other/bin/python benchmarks/energy_others.py`.
+Their own reading code runs unchanged; only the place of the files differs.
 """
 
 import importlib.metadata

@@ -2,9 +2,10 @@
 
     python -m benchmarks.energy_report [--json] [--steps N] [--others PYTHON]
 
-The run is planned, bundled and trained by the worker as the agent does it, with the plan of least memory, which recomputes and pages. If
-this machine has a sensor, its figures are given next to the estimate; if not, the table says so. `--others` names the interpreter of an
-environment with codecarbon and jetson-stats, to run their reading code again; without it the recorded results are shown.
+The run is planned, bundled and trained by the worker as the agent does it, with the plan of least memory, which
+recomputes and pages. If this machine has a sensor, its figures are given next to the estimate; if not, the table says
+so. `--others` names the interpreter of an environment with codecarbon and jetson-stats, to run their reading code
+again; without it the recorded results are shown.
 """
 
 import argparse
@@ -232,7 +233,8 @@ def _call(meter: EnergyMeter, at_s: float, event: Event | None) -> None:
 def _replay(meter: EnergyMeter, calls: Calls) -> float:
     """Return the CPU seconds that metering takes for these calls.
 
-    The calls are repeated without the run between them: a look at the thread's clock around each would cost more than the call itself.
+    The calls are repeated without the run between them: a look at the thread's clock around each would cost
+    more than the call itself.
     """
     start_s = time.thread_time()
     meter.on_worker_start("job", calls[0][0])

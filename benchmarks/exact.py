@@ -1,7 +1,7 @@
 """Same bits as plain PyTorch, how fast the plan is made, and how well it predicts memory: `python -m benchmarks.exact`.
 
-Per model: seconds of capture, profile and planning, bytes of the plan, planned and measured peak, and whether losses and a
-checksum over weights, buffers and optimizer state equal those of plain PyTorch on the same batches.
+Per model: seconds of capture, profile and planning, bytes of the plan, planned and measured peak, and whether losses
+and a checksum over weights, buffers and optimizer state equal those of plain PyTorch on the same batches.
 """
 
 import argparse

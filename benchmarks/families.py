@@ -1,9 +1,10 @@
-"""Families of language models with `finetune` inside a budget, and with plain PyTorch: `python -m benchmarks.families [FAMILY ...]`.
+"""Families of language models with `finetune` inside a budget, and with plain PyTorch:
+`python -m benchmarks.families [FAMILY ...]`.
 
-A model of each family with random bfloat16 weights (6 layers of 384) trains adapters of rank 8 in three updates of 128 tokens,
-from the same data: in plain PyTorch, and by `port-agent finetune` within `--budget`. Equal are the losses to the bit and the
-files of adapters to the byte. Peaks are those of the whole process; bytes those of all updates. A family that passes its budget, or is refused, fails the command.
-`--write` writes benchmarks/results/families.md.
+A model of each family with random bfloat16 weights (6 layers of 384) trains adapters of rank 8 in three updates of 128
+tokens, from the same data: in plain PyTorch, and by `port-agent finetune` within `--budget`. Equal are the losses to
+the bit and the files of adapters to the byte. Peaks are those of the whole process; bytes those of all updates. A
+family that passes its budget, or is refused, fails the command. `--write` writes benchmarks/results/families.md.
 """
 
 import argparse
@@ -93,7 +94,10 @@ _WITH_BOTH = ("t5", "bart")
 
 @dataclass(frozen=True)
 class Row:
-    """A family's two runs. `equal`: whether losses and adapters are equal; `why`: the last line of a run that failed."""
+    """A family's two runs.
+
+    `equal`: whether losses and adapters are equal; `why`: the last line of a run that failed.
+    """
 
     family: str
     plain_mib: int | None = None

@@ -2,9 +2,9 @@
 
     python -m benchmarks.faults [--rounds 15]
 
-Blocks of 256 KiB that are filled from memory, so that only the mechanism differs; the two take turns, and medians are given.
-The last column says whether the kernel itself finds the block's contents in a raw read(2), which no library stands in for. Needs a
-C compiler, and userfaultfd: root, or a readable /dev/userfaultfd.
+Blocks of 256 KiB that are filled from memory, so that only the mechanism differs; the two take turns, and medians are
+given. The last column says whether the kernel itself finds the block's contents in a raw read(2), which no library
+stands in for. Needs a C compiler, and userfaultfd: root, or a readable /dev/userfaultfd.
 """
 
 import argparse

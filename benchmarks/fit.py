@@ -1,14 +1,15 @@
 """Smallest memory limit in which each method trains with the right result: `python -m benchmarks.fit MODEL...`.
 
-`--limit MIB` tries that limit alone. `--others` measures instead what each method takes where nothing limits it, peak and time,
-and next to them bundles planned for the least of these peaks and for half of it: how long planning took, and the gap to the bound.
+`--limit MIB` tries that limit alone. `--others` measures instead what each method takes where nothing limits it, peak
+and time, and next to them bundles planned for the least of these peaks and for half of it: how long planning took,
+and the gap to the bound.
 
-The limit is RLIMIT_DATA, bisected to 8 MiB or 1 %; the kernel refuses what goes beyond it. Methods: plain PyTorch (eager),
-checkpoint per block, saved-tensor hooks to disk, torch.compile with activation_memory_budget 0.5 and 0.25, a planned bundle
-(port), and an ordinary script, unchanged, through `port-agent exec` (follow; "follow cgroup": inside a memory cgroup, which does
-not count reserved address space, as root).
-"Right" means: the same losses as eager to the bit (compiled methods change the numbers; they count when they finish, and
-the table says so). Each method runs in a separate process, three steps; CPU seconds are of the last two.
+The limit is RLIMIT_DATA, bisected to 8 MiB or 1 %; the kernel refuses what goes beyond it. Methods: plain PyTorch
+(eager), checkpoint per block, saved-tensor hooks to disk, torch.compile with activation_memory_budget 0.5 and 0.25, a
+planned bundle (port), and an ordinary script, unchanged, through `port-agent exec` (follow; "follow cgroup": inside a
+memory cgroup, which does not count reserved address space, as root). "Right" means: the same losses as eager to the bit
+(compiled methods change the numbers; they count when they finish, and the table says so). Each method runs in a
+separate process, three steps; CPU seconds are of the last two.
 """
 
 import argparse
@@ -42,11 +43,14 @@ RESOLUTION_MIB = 8
 GOALS_MIB = {"resnet18": 235, "resnet50": 250, "bert": 270, "gpt2": 400}
 """Where the search for a bundle's smallest limit begins."""
 TARGETS_MIB = {"resnet18": 380, "resnet50": 400, "bert": 700, "gpt2": 750}
-"""What ours should fit in, including the 233 MiB of an imported torch; ResNet-18: 60 MiB above that, weights and momentum."""
+"""What ours should fit in, including the 233 MiB of an imported torch; ResNet-18: 60 MiB above
+that, weights and momentum.
+"""
 FOLLOW_TARGETS_MIB = {"resnet18": 300, "resnet50": 330, "bert": 420, "gpt2": 620}
 FOLLOW_BESIDE = 64 << 20
-"""What RLIMIT_DATA counts beyond a followed process's resident memory: 32 MiB are numpy's BLAS buffer, never touched, 25 are
-mkldnn's generated code, most of it reserved only. A plain run has the same."""
+"""What RLIMIT_DATA counts beyond a followed process's resident memory: 32 MiB are numpy's BLAS buffer, never touched,
+25 are mkldnn's generated code, most of it reserved only. A plain run has the same.
+"""
 GROUP_BESIDE = 16 << 20
 """What a memory cgroup counts beyond that: page tables, pages of files that pass through."""
 OTHERS = ("eager", "checkpoint", "compile 0.5", "compile 0.25")
@@ -96,7 +100,9 @@ class Unlimited:
 
 
 def child(method: str, model: str, steps: int, *, small: bool) -> None:
-    """Train with one of torch's own methods; print losses, CPU and wall seconds (of the steps after the first) as JSON."""
+    """Train with one of torch's own methods; print losses, CPU and wall seconds (of the steps
+    after the first) as JSON.
+    """
     import torch
 
     from benchmarks.models import make_optimizer, workload
@@ -231,10 +237,10 @@ def run_follow(
 ) -> dict[str, Any] | None:
     """Run `benchmarks.loop`, an unchanged script, through `port-agent exec`; None if it does not finish.
 
-    `limit_mib` is enforced by the kernel, everything included; the budget is a little less, or `ram_mib`. `rates`: pages
-    are read and written no faster, bytes per second. `plans`: a folder with plans of earlier runs, where new ones are kept,
-    too; without it it is never reused. `enter` runs in the new process first. `advice`: an option of `exec`. The
-    result holds what `--report` says, too.
+    `limit_mib` is enforced by the kernel, everything included; the budget is a little less, or `ram_mib`. `rates`:
+    pages are read and written no faster, bytes per second. `plans`: a folder with plans of earlier runs, where new ones
+    are kept, too; without it it is never reused. `enter` runs in the new process first. `advice`: an option of `exec`.
+    The result holds what `--report` says, too.
     """
 
     def limit() -> None:
@@ -283,7 +289,8 @@ def _follow_in_group(model: str, limit_mib: int) -> dict[str, Any] | None:
 
 
 def smallest(run: Callable[[int], dict[str, Any] | None], guess: int) -> tuple[int, dict[str, Any]] | None:
-    """Return the smallest limit in MiB at which `run` succeeds, and its result there; None if there is none up to 1.5x `guess`.
+    """Return the smallest limit in MiB at which `run` succeeds, and its result there; None if there is
+    none up to 1.5x `guess`.
 
     From `guess` in steps of a tenth to the first that differs, then by halves to 8 MiB or 1 %, whichever is more.
     """

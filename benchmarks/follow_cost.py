@@ -1,12 +1,13 @@
 """What following an unchanged script costs: `python -m benchmarks.follow_cost [MODEL...]`.
 
-`benchmarks.loop`, plain and through `port-agent exec`, under four budgets: ample (nothing moves), twice the floor (the goal
-of `benchmarks.fit`), the bundles' limit, and that limit with pages as slow as an SD card (45 MB/s read, 25 MB/s written),
-there alongside the bundle itself. CPU and wall seconds of the first step, and medians of the later ones; plain and followed
-take turns, and the smaller median of each counts. Where tensors moved, the first run is long enough to be planned and every
-later one begins with its plan: `cpu s` is of the steps before that, `planned` of those with it, `planned after` the seconds from
-the start of the first run until its plan was in force (on a new cache). `checksum share`: CPU seconds for checksums of the
-pages of a step, at the speed measured alongside it, in what a step takes.
+`benchmarks.loop`, plain and through `port-agent exec`, under four budgets: ample (nothing moves), twice the floor
+(the goal of `benchmarks.fit`), the bundles' limit, and that limit with pages as slow as an SD card (45 MB/s read,
+25 MB/s written), there alongside the bundle itself. CPU and wall seconds of the first step, and medians of the
+later ones; plain and followed take turns, and the smaller median of each counts. Where tensors moved, the first run
+is long enough to be planned and every later one begins with its plan: `cpu s` is of the steps before that,
+`planned` of those with it, `planned after` the seconds from the start of the first run until its plan was in force
+(on a new cache). `checksum share`: CPU seconds for checksums of the pages of a step, at the speed measured
+alongside it, in what a step takes.
 """
 
 import argparse
@@ -29,7 +30,9 @@ from port_agent.paging.pager import CHUNK
 
 STEPS = 6
 BEFORE_PLAN = 3
-"""Steps after the first that no plan of the same run decides: a step is recorded when it came twice, and then a plan is searched for."""
+"""Steps after the first that no plan of the same run decides: a step is recorded when it came twice, and
+then a plan is searched for.
+"""
 PLANNED_STEPS = 14
 """Steps of the run whose plan is kept."""
 TURNS = 2

@@ -1,10 +1,10 @@
 """Check our promises on the GPU of this machine: `make check-gpu`, or `python -m benchmarks.gpu`.
 
-Prints context and library bytes; which processes see a gigabyte of device memory; whether eager twice, a program, and a program with
-pages under way are equal to the bit; planned against real peaks; the speed of each way between device, host and files; how
-much of a copy hides behind compute; what a launch costs; and which methods train inside a capped device memory (`benchmarks.gpu_jobs`:
-plain PyTorch, `save_on_cpu`, checkpointing, torch.compile's memory budget, a planned step). It says which of these ran. On a machine
-without a GPU it says so and exits with 0.
+Prints context and library bytes; which processes see a gigabyte of device memory; whether eager twice, a program, and a
+program with pages under way are equal to the bit; planned against real peaks; the speed of each way between device,
+host and files; how much of a copy hides behind compute; what a launch costs; and which methods train inside a capped
+device memory (`benchmarks.gpu_jobs`: plain PyTorch, `save_on_cpu`, checkpointing, torch.compile's memory budget, a
+planned step). It says which of these ran. On a machine without a GPU it says so and exits with 0.
 """
 
 import argparse
@@ -51,15 +51,16 @@ STEPS = 3
 SAMPLE_BYTES = 256 << 20
 GIB = 1 << 30
 CAPS = (1.0, 0.8, 0.6, 0.45)
-"""Shares of what plain PyTorch takes that the device's memory is capped to: of what its allocator took for all tensors, gaps between them
-included, which a cap counts."""
+"""Shares of what plain PyTorch takes that the device's memory is capped to: of what its allocator took for all tensors,
+gaps between them included, which a cap counts.
+"""
 PLAN_SECONDS = 60.0
 LAUNCHES = 2000
 
 
 def main(arguments: list[str]) -> int:
     """Print what is measured here; return 0 even if there is no GPU."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n\n")[0])
     parser.add_argument("--small", action="store_true", help="small models: minutes instead of an hour")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="begin nothing more after this time (make check-gpu: 60)"
@@ -221,7 +222,9 @@ def speeds(
 
 
 def page_ways(backend: Backend, folder: Path, console: Console) -> PageRoutes | None:
-    """Print and return what pages take with and without copies; None, and nothing printed, for a device with memory of its own."""
+    """Print and return what pages take with and without copies; None, and nothing printed, for a
+    device with memory of its own.
+    """
     if not backend.unified:
         return None
     found = measured_page_routes(backend, folder)
@@ -312,7 +315,9 @@ def plain_trace(job: Job, backend: Backend) -> list[tuple[str, str]]:
 
 
 def first_unequal(job: Job, capture: Capture, plan: Plan, costs: CostTable, backend: Backend, folder: Path) -> str:
-    """Return the first operator of the first step whose result in a plan's program differs from plain PyTorch's, or ""."""
+    """Return the first operator of the first step whose result in a plan's program differs
+    from plain PyTorch's, or "".
+    """
     graph = capture.graphs["step"]
     program = lower(graph, costs, plan)
     order = plan.order or tuple(range(len(graph.ops)))
@@ -336,7 +341,9 @@ def first_unequal(job: Job, capture: Capture, plan: Plan, costs: CostTable, back
 def check_job(
     job: Job, backend: Backend, links: dict[str, tuple[float, float]], folder: Path, console: Console
 ) -> None:
-    """Print whether one job's numbers are plain PyTorch's on this device, what the peaks are, and what fits below them."""
+    """Print whether one job's numbers are plain PyTorch's on this device, what the peaks are,
+    and what fits below them.
+    """
     repeat_kernels(backend.kind)  # as `plan` and `train` do, before the first step that others are compared with
     eager, again = (plain_steps(job, backend, STEPS) for _ in range(2))
     unequal = eager.difference(again)
@@ -401,7 +408,9 @@ _NO_ROOM = "out of memory"
 
 
 def _tried(run: Callable[[], DeviceRun], expected: DeviceRun) -> tuple[str, str, str, str]:
-    """Return whether a run gave the expected numbers, its seconds, its peak and what was reserved; or why it did not end."""
+    """Return whether a run gave the expected numbers, its seconds, its peak and what was
+    reserved; or why it did not end.
+    """
     try:
         done = run()
     except torch.OutOfMemoryError:

@@ -1,8 +1,10 @@
-"""What a budget for GPU memory does to programs, on this machine's GPU: `make check-gpu`, or `python -m benchmarks.gpu_exec`.
+"""What a budget for GPU memory does to programs, on this machine's GPU: `make check-gpu`, or
+`python -m benchmarks.gpu_exec`.
 
-A transformer trains plainly, then within shares of what it took: bits, peaks, time; alongside `save_on_cpu` and checkpointing. Two streams of
-the program's own, an operator that does not fit, a kernel of Triton's, and how much of copies hides behind compute. Managed memory is not
-compared: it can hang a card that others use. No row begins after four minutes. It says which rows ran; without a GPU it says so and exits with 0.
+A transformer trains plainly, then within shares of what it took: bits, peaks, time; alongside `save_on_cpu` and
+checkpointing. Two streams of the program's own, an operator that does not fit, a kernel of Triton's, and how much of
+copies hides behind compute. Managed memory is not compared: it can hang a card that others use. No row begins after
+four minutes. It says which rows ran; without a GPU it says so and exits with 0.
 """
 
 import argparse
@@ -137,7 +139,9 @@ def _moved(report: Report) -> str:
 
 
 def two_streams(device: str, size: Size) -> str:
-    """Report whether two streams that use the same weights and wait for each other give the same bits with everything evicted."""
+    """Report whether two streams that use the same weights and wait for each other give the same
+    bits with everything evicted.
+    """
 
     def run() -> list[str]:
         torch.manual_seed(0)
@@ -195,7 +199,7 @@ def by_triton(device: str) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print one row at a time; return 0 even if there is no GPU."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_exec", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_exec", description=__doc__.partition("\n\n")[0])
     parser.add_argument("--small", action="store_true", help="a tiny model, for a look")
     args = parser.parse_args(arguments)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what is compared has to repeat

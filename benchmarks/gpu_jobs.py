@@ -1,4 +1,6 @@
-"""What `benchmarks.gpu` trains: GPT-2 medium, ResNet-50 on 64 images, LoRA on 1.1 billion frozen weights; and torch's own ways to fit."""
+"""What `benchmarks.gpu` trains: GPT-2 medium, ResNet-50 on 64 images, LoRA on 1.1 billion frozen weights;
+and torch's own ways to fit.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -67,7 +69,9 @@ def _tokens(words: int, i: int) -> tuple[torch.Tensor, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One of torch's own ways to take less of a device's memory: what a forward pass runs in, and what becomes of the model first."""
+    """One of torch's own ways to take less of a device's memory: what a forward pass runs in, and what
+    becomes of the model first.
+    """
 
     name: str
     around: Context = contextlib.nullcontext

@@ -1,8 +1,8 @@
 """What guarded memory costs, with operators followed and by itself: `python -m benchmarks.guard [MODEL=MIB ...]`.
 
-The same unchanged script (`benchmarks.loop`), plain and through `port-agent exec --ram`: with operators followed, without recomputation
-(`--no-recompute`), and with `--guard-only`, where the processor's protection alone decides. Seconds are medians of the steps after the
-first; bytes and faults are of the whole run.
+The same unchanged script (`benchmarks.loop`), plain and through `port-agent exec --ram`: with operators followed,
+without recomputation (`--no-recompute`), and with `--guard-only`, where the processor's protection alone decides.
+Seconds are medians of the steps after the first; bytes and faults are of the whole run.
 """
 
 import argparse

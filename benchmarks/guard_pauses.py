@@ -2,8 +2,8 @@
 
     python -m benchmarks.guard_pauses [--pauses 200] [--width 1200]
 
-The program multiplies matrices and factors them (QR), whole operators of tens of milliseconds; it is paused at any moment, and must
-print what it prints without a pause.
+The program multiplies matrices and factors them (QR), whole operators of tens of milliseconds; it is paused at any
+moment, and must print what it prints without a pause.
 """
 
 import argparse
@@ -57,7 +57,9 @@ def main() -> None:
 
 
 def _paused(program: "subprocess.Popen[str]", pauses: int) -> tuple[str, list[float], list[float], list[int]]:
-    """Pause a program at random moments; return its output, how long each pause took, and how much of the tensors was left."""
+    """Pause a program at random moments; return its output, how long each pause took, and how
+    much of the tensors was left.
+    """
     draw, held_s, released_s, left_bytes = random.Random(0), [], [], []
     assert program.stdout is not None
     output = program.stdout.readline()

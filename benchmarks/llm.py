@@ -1,12 +1,13 @@
 """Fine-tuning language models with adapters inside a budget: `python -m benchmarks.llm [CASE ...] [--budgets MIB ...]`.
 
-Models of real shapes with random bfloat16 weights and a tokenizer trained on the shipped text, LoRA of rank 8 on sequences of
-256 tokens, one at a time: `finetune`'s recipe in plain PyTorch, with gradient checkpointing of transformers, and through
-`port-agent finetune` within each budget, over the weights as they are and over those on a grid; published figures next to them. `--full` trains
-all weights in 32 bits instead (plain AdamW of the 0.5B takes 8 GiB), `--accumulate 8` makes updates of eight sequences, one by
-one and layer by layer. Seconds are medians of the updates after the first, bytes are per update (weights read from their files alongside what is
-paged), peaks of the whole process. Losses are compared to
-the bit with plain PyTorch's over the same weights, in their type, which `finetune` is told to compute in too.
+Models of real shapes with random bfloat16 weights and a tokenizer trained on the shipped text, LoRA of rank 8 on
+sequences of 256 tokens, one at a time: `finetune`'s recipe in plain PyTorch, with gradient checkpointing of
+transformers, and through `port-agent finetune` within each budget, over the weights as they are and over those on a
+grid; published figures next to them. `--full` trains all weights in 32 bits instead (plain AdamW of the 0.5B takes 8
+GiB), `--accumulate 8` makes updates of eight sequences, one by one and layer by layer. Seconds are medians of the
+updates after the first, bytes are per update (weights read from their files alongside what is paged), peaks of the
+whole process. Losses are compared to the bit with plain PyTorch's over the same weights, in their type, which
+`finetune` is told to compute in too.
 """
 
 import argparse
@@ -227,7 +228,9 @@ def _filled(row: Row, updates: list[dict[str, Any]], told: dict[str, Any]) -> Ro
 
 
 def make_model(folder: Path, shape: dict[str, Any]) -> None:
-    """Write a model of random weights to `folder`/model, in a separate process: a child's peak begins with that of its parent."""
+    """Write a model of random weights to `folder`/model, in a separate process: a child's peak
+    begins with that of its parent.
+    """
     making = multiprocessing.get_context("spawn").Process(target=_write_model, args=(folder / "model", shape))
     making.start()
     making.join()

@@ -1,6 +1,7 @@
 """An ordinary training script, for `port-agent exec` and for plain Python: `python -m benchmarks.loop MODEL STEPS`.
 
-Nothing in it knows of a budget. It prints one JSON line: losses, CPU and wall seconds of each step, peak resident memory.
+Nothing in it knows of a budget. It prints one JSON line: losses, CPU and wall seconds of each
+step, peak resident memory.
 """
 
 import json

@@ -1,8 +1,8 @@
 """LoRA on a frozen model of 1.1 billion weights, inside a budget: `python -m benchmarks.lora [MIB ...]`.
 
-A TinyLlama-1.1B with random bfloat16 weights is written to safetensors once (2.2 GB, below --folder). The unchanged script
-`benchmarks.lora_loop` loads it and trains its adapters on sequences of 128 tokens: plain, and through `port-agent exec`
-under each budget. Seconds are medians of the steps after the first, bytes are per step.
+A TinyLlama-1.1B with random bfloat16 weights is written to safetensors once (2.2 GB, below --folder). The unchanged
+script `benchmarks.lora_loop` loads it and trains its adapters on sequences of 128 tokens: plain, and through
+`port-agent exec` under each budget. Seconds are medians of the steps after the first, bytes are per step.
 """
 
 import argparse
@@ -111,7 +111,8 @@ def measure(folder: Path, budgets_mib: list[int]) -> list[Row]:
 
 
 def make_model(folder: Path, shape: str = TINYLLAMA, layers: int | None = None) -> None:
-    """Write a TinyLlama-1.1B, or a Qwen2.5-0.5B, with random bfloat16 weights to `folder`; `layers` may make it smaller.
+    """Write a TinyLlama-1.1B, or a Qwen2.5-0.5B, with random bfloat16 weights to `folder`;
+    `layers` may make it smaller.
 
     This happens in a separate process: a child's `ru_maxrss` begins with that of its parent.
     """

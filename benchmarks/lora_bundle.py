@@ -1,8 +1,10 @@
-"""LoRA on Qwen2.5-0.5B's shape as a bundle, compared with plain PyTorch: `python -m benchmarks.lora_bundle [--layers N]`.
+"""LoRA on Qwen2.5-0.5B's shape as a bundle, compared with plain PyTorch:
+`python -m benchmarks.lora_bundle [--layers N]`.
 
-Random bfloat16 weights are written to safetensors once (1 GB, below --folder). `port-agent plan` plans the training of adapters on one
-sequence of 256 tokens within --ram, `port-agent train` trains the bundle, and plain PyTorch the same job. CPU seconds are medians of
-the steps after the first. `--layers 4` tries the same with fewer layers of the same shape.
+Random bfloat16 weights are written to safetensors once (1 GB, below --folder). `port-agent plan` plans the
+training of adapters on one sequence of 256 tokens within --ram, `port-agent train` trains the bundle, and plain
+PyTorch the same job. CPU seconds are medians of the steps after the first. `--layers 4` tries the same with fewer
+layers of the same shape.
 """
 
 import argparse
@@ -35,7 +37,10 @@ def port_job():
 
 @dataclass(frozen=True)
 class Row:
-    """One bundle compared with plain PyTorch. Bytes read and written are of flash, per step; `equal`: all losses, to the bit."""
+    """One bundle compared with plain PyTorch.
+
+    Bytes read and written are of flash, per step; `equal`: all losses, to the bit.
+    """
 
     layers: int | None
     ram_mib: int

@@ -1,8 +1,8 @@
 """An ordinary LoRA script, for `port-agent exec` and for plain Python: `python -m benchmarks.lora_loop FOLDER STEPS`.
 
-A causal language model is loaded from FOLDER (safetensors) as anyone would, peft adds its adapters, AdamW trains them on
-sequences of 128 tokens. Nothing in it knows of a budget. It prints one JSON line: losses, CPU and wall seconds of each
-step, peak resident memory.
+A causal language model is loaded from FOLDER (safetensors) as anyone would, peft adds its adapters, AdamW trains them
+on sequences of 128 tokens. Nothing in it knows of a budget. It prints one JSON line: losses, CPU and wall seconds of
+each step, peak resident memory.
 """
 
 import json

@@ -5,10 +5,10 @@
 Every row is a process of its own that trains the same network with the same numbers; only the environment differs.
 Gradients are used and freed as soon as they are final, as the executor does it. "peak" and "left" (after the last step,
 and "trim": after asking for what is free) are resident memory in MiB above what model and momentum need; CPU seconds
-are user + system time of the process for the fastest step after the first, system seconds and faults (thousands of minor
-page faults) the median of these. A budget is given as a percentage of the highest sum of live blocks. The last column compares the
-trained weights with those of the first row. jemalloc and mimalloc appear where they are installed (Debian:
-libjemalloc2, libmimalloc2.0).
+are user + system time of the process for the fastest step after the first, system seconds and faults (thousands of
+minor page faults) the median of these. A budget is given as a percentage of the highest sum of live blocks. The last
+column compares the trained weights with those of the first row. jemalloc and mimalloc appear where they are installed
+(Debian: libjemalloc2, libmimalloc2.0).
 """
 
 import argparse
@@ -41,7 +41,9 @@ class Measurement:
     peak_bytes: int
     left_bytes: int
     trimmed_bytes: int
-    """Bytes left after asking for all free memory back: by our `trim()`, or by malloc_trim with the C library's malloc."""
+    """Bytes left after asking for all free memory back: by our `trim()`, or by malloc_trim
+    with the C library's malloc.
+    """
     cpu_s_per_step: float
     system_s_per_step: float
     faults_per_step: int
@@ -62,7 +64,7 @@ class Row:
 
 def main() -> None:
     """Run the benchmark, or, in a child process, one measurement."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     parser.add_argument("--steps", type=int, default=6, help="training steps per allocator (default: %(default)s)")
     parser.add_argument("--model", choices=("resnet50", "resnet18"), default="resnet50")

@@ -2,11 +2,11 @@
 
     python -m benchmarks.mcu [--json] [--tensors] [--memory [--accuracy SEEDS]] [--networks digits,keywords]
 
-RAM is the linker's data and bss plus the painted stack of a bare bench program (no protocol, no UART buffers); instructions
-are counted exactly by a QEMU plugin and do not include cycles, wait states or energy. `--tensors` adds the memory plan
-tensor by tensor, `--memory` prints only what training takes from frameworks to bands (`mcu_networks/memory_table`), which
-is planned, not run; `--accuracy` adds what each way of it learns on that many fresh seeds (`mcu_accuracy`; hours for the larger
-nets). Rows of others are labelled with where their figure comes from.
+RAM is the linker's data and bss plus the painted stack of a bare bench program (no protocol, no UART buffers);
+instructions are counted exactly by a QEMU plugin and do not include cycles, wait states or energy. `--tensors` adds the
+memory plan tensor by tensor, `--memory` prints only what training takes from frameworks to bands
+(`mcu_networks/memory_table`), which is planned, not run; `--accuracy` adds what each way of it learns on that many
+fresh seeds (`mcu_accuracy`; hours for the larger nets). Rows of others are labelled with where their figure comes from.
 """
 
 from __future__ import annotations
@@ -119,8 +119,11 @@ ANCHORS = (
 
 
 SPEED_LIMITS = (2.9, 5.4)
-"""For whole networks of millions of multiply-accumulates on M4F, as TinyEngine's figures are: 22.5 M. The digits net has
-41 thousand, one to 256 pixels a layer: what every layer, pixel and updated weight costs once is most of its count."""
+"""For whole networks of millions of multiply-accumulates on M4F, as TinyEngine's figures are: 22.5 M.
+
+The digits net has 41 thousand, one to 256 pixels a layer: what every layer, pixel and updated weight costs
+once is most of its count.
+"""
 POINTWISE_LIMIT = 1.8
 
 CASES = (
@@ -142,7 +145,9 @@ NETWORKS = (
 
 
 def compile_case(case: Case) -> tuple[CompiledModel, np.ndarray]:
-    """Return the compiled model and calibration data of a case; weights are random, the same each time: they are counted with."""
+    """Return the compiled model and calibration data of a case; weights are random, the same each
+    time: they are counted with.
+    """
     torch.manual_seed(0)
     for layer in case.module.modules():
         if callable(reset := getattr(layer, "reset_parameters", None)):

@@ -3,19 +3,19 @@
     python -m benchmarks.mcu_accuracy [--seeds 8] [--first-seed 50] [--tasks digits,keywords,gestures,camera,mobilenet]
         [--only rules|schemes|everything|chosen] [--json]
 
-Every number is the mean over seeds of the accuracy after the last epoch on samples never trained on. Learning rates decay
-linearly over the epochs; each row's is the best of its grid on the mean of five extra seeds, but for the row that takes
-fp32's as it is, which is what quantisation-aware scaling promises. Seeds below 50 were looked at while nets and grids were
-chosen, those reported were not. All int8 runs use the firmware's C engine, built for this machine, batch 1, in place.
-Differences are paired: the mean over seeds of the difference within a seed, with its standard error.
+Every number is the mean over seeds of the accuracy after the last epoch on samples never trained on. Learning rates
+decay linearly over the epochs; each row's is the best of its grid on the mean of five extra seeds, but for the row that
+takes fp32's as it is, which is what quantisation-aware scaling promises. Seeds below 50 were looked at while nets and
+grids were chosen, those reported were not. All int8 runs use the firmware's C engine, built for this machine, batch 1,
+in place. Differences are paired: the mean over seeds of the difference within a seed, with its standard error.
 
-Schemes are found as `port-agent mcu compile --sparse-update` finds them for its user: once per seed, by `fit_scheme` on that
-seed's own model and training samples; the test samples judge nothing before the scheme is chosen. The search was set up on seeds
-200 to 205. "knapsack alone" is its answer before the race of `port_planner.mcu.schemes.contributions.race`.
+Schemes are found as `port-agent mcu compile --sparse-update` finds them for its user: once per seed, by `fit_scheme` on
+that seed's own model and training samples; the test samples judge nothing before the scheme is chosen. The search was
+set up on seeds 200 to 205. "knapsack alone" is its answer before the race of
+`port_planner.mcu.schemes.contributions.race`.
 
-`--only chosen` trains all layers at the rate that `port-agent mcu compile --choose-rate` finds on that seed's own training samples
-with int8, fp32 too.
-Nothing here is a published figure.
+`--only chosen` trains all layers at the rate that `port-agent mcu compile --choose-rate` finds on that seed's own
+training samples with int8, fp32 too. Nothing here is a published figure.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ class PretrainedTask:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Mean and standard deviation over seeds, in percent, and the difference to fp32 in points with its standard error."""
+    """Mean and standard deviation over seeds, in percent, and the difference to fp32 in
+    points with its standard error.
+    """
 
     task: str
     method: str

@@ -2,11 +2,10 @@
 
     python -m benchmarks.mcu_kinds [--only written|random] [--randoms 60] [--json]
 
-Right means, on samples that calibration did not see: the float graph gives what the module gives, the firmware's engine on this
-machine what torch gives with every tensor rounded to its int8 format, the kernels for DSP instructions the same bits as those
-without, and a step of training moves weights as the module's own
-gradients say. How far int8 is from the module is printed too; with random weights it means little. Ends with 1 where a network is
-neither right nor refused.
+Right means, on samples that calibration did not see: the float graph gives what the module gives, the firmware's engine
+on this machine what torch gives with every tensor rounded to its int8 format, the kernels for DSP instructions the same
+bits as those without, and a step of training moves weights as the module's own gradients say. How far int8 is from the
+module is printed too; with random weights it means little. Ends with 1 where a network is neither right nor refused.
 """
 
 from __future__ import annotations
@@ -34,7 +33,9 @@ from port_planner.mcu.quantize import logits_error, rounded_logits, run_float
 SAMPLES, FRESH, TRAINED = 96, 32, 8
 FLOAT_ERROR = 1e-3
 ENGINE_ERROR = 0.1
-"""Root of the mean squared difference of the logits, relative to their spread among samples: rounding goes the other way now and then."""
+"""Root of the mean squared difference of the logits, relative to their spread among samples: rounding goes
+the other way now and then.
+"""
 LEAST_COSINE = 0.75
 """Least cosine between a step's changes and the module's gradients, by layer; int8 activations explain the rest."""
 LOST = 0.5
@@ -120,7 +121,9 @@ def settled_module(kind: NetworkKind) -> tuple[nn.Module, NDArray[np.float32]]:
 def _least_cosine(
     model: CompiledModel, engine: HostEngine, module: nn.Module, samples: NDArray[np.float32]
 ) -> float | None:
-    """Return the least cosine, over the layers, of the changes by steps from the same weights and the module's gradients."""
+    """Return the least cosine, over the layers, of the changes by steps from the same weights
+    and the module's gradients.
+    """
     layers = [op for op in model.quantized.graph.weighted() if op.trains_weight and op.origin and not op.origin.norm]
     rows = model.quantize_input(samples)
     labels = np.arange(len(rows)) % model.quantized.graph.classes

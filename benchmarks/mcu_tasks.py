@@ -1,9 +1,10 @@
 """Five real adaptation tasks for microcontrollers: a model learns one domain, then has to follow a shift on the device.
 
 - digits: MNIST at 8x8, upright; then the camera is turned by 90 degrees. The network is the one for the Cortex-M0.
-- keywords: MFCC features of 12 words; then another microphone, whose frequency response adds a constant to each cepstral
-  coefficient.
-- gestures: accelerometer and gyroscope windows; then the board is mounted the other way round (x and y swapped, z negated).
+- keywords: MFCC features of 12 words; then another microphone, whose frequency response adds a constant to
+  each cepstral coefficient.
+- gestures: accelerometer and gyroscope windows; then the board is mounted the other way round (x
+  and y swapped, z negated).
 - camera: CIFAR-10 drawn to 80 x 80, upright; then the camera is turned by 90 degrees.
 - mobilenet: MNIST drawn to 96 x 96 in three channels, upright; then the camera is turned by 90 degrees.
 
@@ -63,8 +64,9 @@ class Task:
     split: Callable[[int], Split]
     epochs: int
     rate: float | None = None
-    """Learning rate of fp32 and int8 alike, where trying a grid of them on several seeds would take hours: the best of 0.003,
-    0.01 and 0.03 for fp32 on seed 100."""
+    """Learning rate of fp32 and int8 alike, where trying a grid of them on several seeds would take hours: the best of
+    0.003, 0.01 and 0.03 for fp32 on seed 100.
+    """
 
 
 def _load(name: str) -> dict[str, NDArray[np.generic]]:

@@ -29,8 +29,9 @@ from port_planner.ir.costs import DeviceCosts
 from port_planner.job import TrainingJob
 
 BESIDE_RESIDENT = -24 << 20
-"""What RLIMIT_DATA counts beyond resident memory: stacks and data that nothing has touched (7 MiB and more), less code, which it does not
-count (38 MiB in a GPT-2, 62 in a ResNet-50). A plan that is to run under such a limit is made for that many bytes less.
+"""What RLIMIT_DATA counts beyond resident memory: stacks and data that nothing has touched (7 MiB and more), less
+code, which it does not count (38 MiB in a GPT-2, 62 in a ResNet-50). A plan that is to run under such a limit is made
+for that many bytes less.
 """
 BESIDE_RESIDENT_LEAST = -40 << 20
 """The same for models with much code: it is tried first in a search for the smallest limit."""
@@ -101,7 +102,9 @@ class Ours:
         time_limit_s: float = 20.0,
         limits: tuple[float, float] | None = None,
     ) -> Path | None:
-        """Return a bundle planned for a budget (with flash no faster than `limits`, read and write); None if none fits."""
+        """Return a bundle planned for a budget (with flash no faster than `limits`, read and
+        write); None if none fits.
+        """
         path = self.folder / f"{self.job.name}-{ram_bytes}.port"
         device = device_costs.slower_flash(self.device, *limits) if limits else self.device
         device = with_packed_pages(device, self.captured.initial_tensors)

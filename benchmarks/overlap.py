@@ -1,8 +1,9 @@
-"""Whether paging hides behind compute: `python -m benchmarks.overlap [MODEL...]`, with flash throttled to a Pi's SD card.
+"""Whether paging hides behind compute: `python -m benchmarks.overlap [MODEL...]`, with flash
+throttled to a Pi's SD card.
 
-Per model and budget: seconds of a step, of its compute alone and of its transfers alone, and the step against the larger
-of the two. The page thread is throttled to 45 MB/s read and 25 MB/s write, for the plan as for the run. Budgets: `target`
-is that of `benchmarks.fit`; shares are of what the step's tensors take, all kept, beyond the bare worker.
+Per model and budget: seconds of a step, of its compute alone and of its transfers alone, and the step against the
+larger of the two. The page thread is throttled to 45 MB/s read and 25 MB/s write, for the plan as for the run. Budgets:
+`target` is that of `benchmarks.fit`; shares are of what the step's tensors take, all kept, beyond the bare worker.
 """
 
 import argparse

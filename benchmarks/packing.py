@@ -3,8 +3,8 @@
     python benchmarks/packing.py [--json] [--mib N]
 
 Speeds are GB of unpacked data per second of one thread, best of several runs over memory that is already mapped; "copy"
-is memcpy of the same data, "BitTrain's loop" its item by item in C++; lz4 and zstd-1 where they are installed. numpy has no codec of its own: its rows use packbits, astype and boolean indexing, with
-their result checked like ours.
+is memcpy of the same data, "BitTrain's loop" its item by item in C++; lz4 and zstd-1 where they are installed. numpy
+has no codec of its own: its rows use packbits, astype and boolean indexing, with their result checked like ours.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class Row:
 
 def main() -> None:
     """Run the benchmark and print the table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     parser.add_argument("--mib", type=int, default=32, help="unpacked size of the data (default: %(default)s)")
     arguments = parser.parse_args()
@@ -260,7 +260,9 @@ def _check_equal(name: str, level: int, found: Any, expected: Any) -> None:
 
 
 def bit_rows(size_bytes: int, kind: Codec) -> list[Row]:
-    """Return the rows of the backward pass of ReLU (SIGN) or ReLU6 (INSIDE), of the activation by torch and from bits by each of our levels."""
+    """Return the rows of the backward pass of ReLU (SIGN) or ReLU6 (INSIDE), of the activation by torch and from
+    bits by each of our levels.
+    """
     import torch
 
     torch.set_num_threads(1)
@@ -370,7 +372,9 @@ def numpy_row(name: str, kind: Codec, array: NDArray[Any]) -> Row:
 
 
 def speed(size_bytes: int, action: Callable[[], object]) -> float:
-    """Return GB/s of CPU time: the median of the faster half of the runs, so that neighbours on the machine count less."""
+    """Return GB/s of CPU time: the median of the faster half of the runs, so that neighbours
+    on the machine count less.
+    """
     action()
     seconds = []
     for _ in range(RUNS):

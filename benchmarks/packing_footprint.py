@@ -1,19 +1,21 @@
 """Measure how much less activation memory a step takes if idle tensors are packed and nothing else is done with them.
 
-    python -m benchmarks.packing_footprint [resnet18 vgg16bn] [--batch 32] [--steps 3] [--pruned 0.9] [--pruning-steps 300] [--json]
+    python -m benchmarks.packing_footprint [resnet18 vgg16bn] [--batch 32] [--steps 3]
+        [--pruned 0.9] [--pruning-steps 300] [--json]
 
-On real CIFAR-10 images. Each step is planned twice: everything kept, and every tensor packed that the trial found worth it
-(strategy "bittrain"). Both run in a worker of their own and must end with the same state to the bit. Two counts:
+On real CIFAR-10 images. Each step is planned twice: everything kept, and every tensor packed that the trial found worth
+it (strategy "bittrain"). Both run in a worker of their own and must end with the same state to the bit. Two counts:
 
-- "inputs": what convolutions and linear layers keep of their inputs. This is what BitTrain packs (arXiv 2110.15362; in its published
-  code the input of each convolution, nothing else), so its figures are given next to it: up to 34 % less at 50 % sparsity, up to 56 % where
-  pruning made more than 70 %, of its own nets.
-- "waiting": all activations that lie between the forward and the backward pass. What norms keep of theirs is half of that and dense, so
-  no lossless packing of zeros takes much more than a quarter off.
+- "inputs": what convolutions and linear layers keep of their inputs. This is what BitTrain packs (arXiv 2110.15362; in
+  its published code the input of each convolution, nothing else), so its figures are given next to it: up to 34 % less
+  at 50 % sparsity, up to 56 % where pruning made more than 70 %, of its own nets.
+- "waiting": all activations that lie between the forward and the backward pass. What norms keep of theirs is half of
+  that and dense, so no lossless packing of zeros takes much more than a quarter off.
 
-"peak" is what the step holds at its fullest moment besides weights, buffers, optimizer state and batch, gradients and workspace included;
-"measured" the same by the worker's peak resident memory. `--pruned`: a second row for each model, which first trained that many steps in
-plain PyTorch while this share of its weights was pruned by magnitude (`port_planner.ir.bundle.pruning`), and whose workers keep pruning.
+"peak" is what the step holds at its fullest moment besides weights, buffers, optimizer state and batch, gradients and
+workspace included; "measured" the same by the worker's peak resident memory. `--pruned`: a second row for each model,
+which first trained that many steps in plain PyTorch while this share of its weights was pruned by magnitude
+(`port_planner.ir.bundle.pruning`), and whose workers keep pruning.
 """
 
 import argparse
@@ -42,7 +44,9 @@ from port_planner.search.heuristics import pack_everything
 ROOM = 1 << 40
 """More memory than any machine has: nothing is packed for lack of room."""
 BITTRAIN_PERCENT, BITTRAIN_PRUNED_PERCENT = 34, 56
-"""Less memory, as BitTrain reports it: up to that much at the activations' own sparsity, and where pruning made them sparser."""
+"""Less memory, as BitTrain reports it: up to that much at the activations' own sparsity, and where
+pruning made them sparser.
+"""
 LEARNING_RATE = 0.02
 """Learning rate of a model that is pruned while it trains."""
 
@@ -77,7 +81,7 @@ class Row:
 
 def main() -> None:
     """Run the benchmark and print the table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("models", nargs="*", default=["resnet18", "vgg16bn"])
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=3)
@@ -174,7 +178,9 @@ def waiting(graph: StepGraph, costs: CostTable, plan: Plan, among: frozenset[int
 
 
 def on_images(model: str, folder: Path, batch: int, steps: int, pruning: Pruning | None = None) -> Ours:
-    """Return a model of the benchmarks with real images for its data, trained on more of them while a schedule prunes it."""
+    """Return a model of the benchmarks with real images for its data, trained on more of them
+    while a schedule prunes it.
+    """
     images = np.load(DATA / "cifar10_train4k_test1k.npz")
     x = torch.from_numpy(images["train_images"]).permute(0, 3, 1, 2).float() / 255
     x = ((x - x.mean((0, 2, 3), keepdim=True)) / x.std((0, 2, 3), keepdim=True)).contiguous()

@@ -1,11 +1,14 @@
-"""Plans with packing compared with plans without, for shares of what a step takes with everything kept, besides the worker itself.
+"""Plans with packing compared with plans without, for shares of what a step takes with everything kept,
+besides the worker itself.
 
-    python -m benchmarks.packing_plans [resnet18 resnet50 vgg16bn mobilenetv2 gpt2 demo] [--batch 16] [--card] [--strategy greedy] [--time-limit 20] [--json]
+    python -m benchmarks.packing_plans [resnet18 resnet50 vgg16bn mobilenetv2 gpt2 demo] [--batch 16]
+        [--card] [--strategy greedy] [--time-limit 20] [--json]
 
-Nets for images see CIFAR-10; what packing takes is measured on them in a trial. Joules, seconds and written bytes are the planner's, of a
-step among others like it; joules are those that wear is charged with, too. "none": no plan fits. A net whose activations are not sparse
-(GPT-2's GELU) gains almost nothing. Exits with 1 where a plan with packing takes more joules, seconds or written bytes than the one without,
-or where there is none. On a card, plans that write less may take a quarter more time, with packing as without.
+Nets for images see CIFAR-10; what packing takes is measured on them in a trial. Joules, seconds and written bytes are
+the planner's, of a step among others like it; joules are those that wear is charged with, too. "none": no plan fits. A
+net whose activations are not sparse (GPT-2's GELU) gains almost nothing. Exits with 1 where a plan with packing takes
+more joules, seconds or written bytes than the one without, or where there is none. On a card, plans that write less may
+take a quarter more time, with packing as without.
 """
 
 import argparse
@@ -69,7 +72,7 @@ def _more(bare: float | None, packed: float | None, factor: float = 1.0) -> bool
 
 def main() -> None:
     """Run the benchmark and print a line for each row, or JSON; exit with 1 where packing makes a plan costlier."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("models", nargs="*", default=list(MODELS), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--strategy", default="greedy")

@@ -2,9 +2,9 @@
 
     python -m benchmarks.page_packing [gpt2] [--mib 700] [--steps 2] [--read 45e6] [--write 25e6] [--json]
 
-Each model is planned for the same budget twice, under costs of the throttled medium, and trained in a separate worker whose page
-thread is held to that medium's speed; both must end with the same state to the bit. "share" is what a page of the model's own
-weights takes packed. Steps after the first count.
+Each model is planned for the same budget twice, under costs of the throttled medium, and trained in a separate worker
+whose page thread is held to that medium's speed; both must end with the same state to the bit. "share" is what a page
+of the model's own weights takes packed. Steps after the first count.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Row:
 
 def main() -> None:
     """Run the benchmark and print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("models", nargs="*", default=["gpt2"], help=f"of {', '.join(CASES)}")
     parser.add_argument("--mib", type=int, default=700, help="budget, the worker's own memory included")
     parser.add_argument("--steps", type=int, default=2)

@@ -2,9 +2,10 @@
 
     python -m benchmarks.peers [--agents 2] [--seconds 60] [--json]
 
-Starts one agent that is paired with nobody, and then so many that are all paired with each other, on ports of this machine's
-loopback: each holds a connection to every other one. Watches resident memory, wake-ups and CPU time of each, as
-`benchmarks.daemon` does, and prints the middle one and the worst. Discovery is off: `benchmarks.daemon --discover` has its cost.
+Starts one agent that is paired with nobody, and then so many that are all paired with each other, on ports of this
+machine's loopback: each holds a connection to every other one. Watches resident memory, wake-ups and CPU time of
+each, as `benchmarks.daemon` does, and prints the middle one and the worst. Discovery is off:
+`benchmarks.daemon --discover` has its cost.
 """
 
 import argparse
@@ -31,7 +32,9 @@ MEET_S = 600.0
 """Seconds until all agents have met: 50 that start at the same time share two cores here, with all other work."""
 _ASK_AGAIN_S = 1.0
 _STATE, _INODE, _ESTABLISHED = 3, 9, "01"
-"""Columns and a state of /proc/PID/net/tcp (proc_net_tcp.txt of the kernel), which is that of the process's own network."""
+"""Columns and a state of /proc/PID/net/tcp (proc_net_tcp.txt of the kernel), which is that of
+the process's own network.
+"""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,9 @@ def running(started: list[Device]) -> Iterator[list["subprocess.Popen[bytes]"]]:
 
 
 def connections(process: "subprocess.Popen[bytes]") -> int:
-    """Return the number of an agent's connections, as the kernel counts them: a question to the agent would cost memory."""
+    """Return the number of an agent's connections, as the kernel counts them: a question to
+    the agent would cost memory.
+    """
     own = set()
     for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -129,7 +134,9 @@ def meet(processes: list["subprocess.Popen[bytes]"]) -> None:
 
 
 def measure(places: Sequence[Place], seconds: float, more: str = "") -> list[Share]:
-    """Return the cost of the agent at each place, all paired with all; `more` is added to `[peers]` of their configuration."""
+    """Return the cost of the agent at each place, all paired with all; `more` is added to
+    `[peers]` of their configuration.
+    """
     with tempfile.TemporaryDirectory(prefix="port-agent-peers-") as directory:
         started = devices(Path(directory), places, more)
         with running(started) as processes:

@@ -1,13 +1,15 @@
-"""Operators of a step divided between a CPU and a GPU, compared with all on one of them: `python -m benchmarks.placement [CASE ...]`.
+"""Operators of a step divided between a CPU and a GPU, compared with all on one of them:
+`python -m benchmarks.placement [CASE ...]`.
 
-The table of the two devices is synthetic. The CPU is a board's (estimated costs); the GPU starts an operator in that many
-microseconds, does dense ones and those bound by memory that many times as fast, and draws other watts. What moves between them pays latency,
-seconds and joules, or, with `--unified`, a synchronisation alone. A line for each goal: joules with no more seconds than on the device
-that takes fewest joules, and the other way round. Ends with 1 where a choice is worse than one device.
+The table of the two devices is synthetic. The CPU is a board's (estimated costs); the GPU starts an operator in that
+many microseconds, does dense ones and those bound by memory that many times as fast, and draws other watts. What moves
+between them pays latency, seconds and joules, or, with `--unified`, a synchronisation alone. A line for each goal:
+joules with no more seconds than on the device that takes fewest joules, and the other way round. Ends with 1 where a
+choice is worse than one device.
 
-`--execute KIND` (cuda, mps) measures instead: operators on this machine's CPU and on that device, what moves between them, then runs the
-step all on the CPU, all on the device, and divided by least seconds, and compares the divided one with its operators one by one. Where
-there is no such device it says so: the simulated one is known to the tests alone.
+`--execute KIND` (cuda, mps) measures instead: operators on this machine's CPU and on that device, what moves between
+them, then runs the step all on the CPU, all on the device, and divided by least seconds, and compares the divided one
+with its operators one by one. Where there is no such device it says so: the simulated one is known to the tests alone.
 """
 
 import argparse
@@ -97,7 +99,9 @@ _NOWHERE = Flash("nowhere", 1.0, 1.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """A step divided by measured costs: predicted and taken seconds by how it ran, and whether the bits were the reference's."""
+    """A step divided by measured costs: predicted and taken seconds by how it ran, and whether the
+    bits were the reference's.
+    """
 
     devices: tuple[int, ...]
     moved_bytes: int
@@ -150,7 +154,9 @@ def _one_by_one(capture: Capture, kinds: Sequence[str], batches: Sequence[Sequen
 
 
 def _execute(cases: Sequence[str], kind: str, time_limit_s: float) -> int:
-    """Print what a step takes on either device and divided; return 1 where bits differ, 0 where there is no such device, too."""
+    """Print what a step takes on either device and divided; return 1 where bits differ, 0 where
+    there is no such device, too.
+    """
     try:
         backend = backend_of(kind)
     except DeviceAbsentError as error:
@@ -185,7 +191,7 @@ def _cells(choice: DeviceChoice) -> tuple[str, str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(prog="benchmarks.placement", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.placement", description=__doc__.partition("\n\n")[0])
     parser.add_argument("cases", nargs="*", default=CASES_DIVIDED, metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--board", default="pi5", help="whose CPU it is (default: pi5)")
     parser.add_argument("--unified", action="store_true", help="both compute in the same memory")

@@ -1,7 +1,9 @@
-"""Train a job with plain PyTorch and print what it took: the counterpart of `port-agent train` in the demo and benchmarks.
+"""Train a job with plain PyTorch and print what it took: the counterpart of `port-agent train`
+in the demo and benchmarks.
 
-`python -m benchmarks.plain SCRIPT BUNDLE STEPS` prints a JSON line for each step, CPU seconds so far among it, and one at the end: losses, peak resident memory, CPU seconds, and a
-checksum over the same tensors as `port-agent train --digest`.
+`python -m benchmarks.plain SCRIPT BUNDLE STEPS` prints a JSON line for each step, CPU seconds so far among it, and one
+at the end: losses, peak resident memory, CPU seconds, and a checksum over the same tensors as
+`port-agent train --digest`.
 """
 
 import json
@@ -20,7 +22,9 @@ from port_planner.plain_steps import plain_losses
 
 
 def digest(job: TrainingJob, keys: list[str]) -> str:
-    """Return the checksum over the named tensors of model and optimizer, as `port_agent.training.trainer` computes it."""
+    """Return the checksum over the named tensors of model and optimizer, as
+    `port_agent.training.trainer` computes it.
+    """
     tensors: dict[str, torch.Tensor] = {f"parameter/{n}": p for n, p in job.model.named_parameters()}
     tensors |= {f"buffer/{n}": b for n, b in job.model.named_buffers()}
     for name, parameter in job.model.named_parameters():

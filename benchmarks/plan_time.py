@@ -1,8 +1,10 @@
 """How long `port-agent plan` takes, by stage, and in how much memory: `python -m benchmarks.plan_time [JOB ...]`.
 
-The command itself is run on a script of its own for each job, as a user would. CPU seconds are those of all processes that
-planning starts, which other work on the machine disturbs less than the clock; the peak is that of its largest process, as the
-kernel counts it. Operators are measured and compared in one process, whose CPU seconds are booked where it ends, on `compare`. `lora`: a TinyLlama-1.1B with random bfloat16 weights, written to safetensors once (2.2 GB, below --folder).
+The command itself is run on a script of its own for each job, as a user would. CPU seconds are those of all
+processes that planning starts, which other work on the machine disturbs less than the clock; the peak is that of
+its largest process, as the kernel counts it. Operators are measured and compared in one process, whose CPU seconds
+are booked where it ends, on `compare`. `lora`: a TinyLlama-1.1B with random bfloat16 weights, written to
+safetensors once (2.2 GB, below --folder).
 """
 
 import argparse

@@ -20,7 +20,9 @@ def model_job(model: str) -> TrainingJob:
 
 
 def lora_job(folder: str, length: int = TOKENS) -> TrainingJob:
-    """Return the training of adapters on the frozen language model in `folder`, a sequence of `length` tokens a batch."""
+    """Return the training of adapters on the frozen language model in `folder`, a sequence
+    of `length` tokens a batch.
+    """
     model, optimizer = with_adapters(folder)
 
     def loss_fn(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:

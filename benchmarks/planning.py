@@ -4,10 +4,10 @@
     python -m benchmarks.planning --generate bert:62 --generate bert:187 --generate residual:70 --time-limit 30
     python -m benchmarks.planning --captured resnet50 --captured gpt2 [--board pi4b] [--percent 50] --time-limit 20
 
-FILE is a problem of POET's kind (see benchmarks.poet); generated ones are described in benchmarks.poet_stacks. A captured one is
-the training step of a model of benchmarks.models on a board (estimated costs), within a share of the memory that it takes
-when everything is kept; recording it is not counted, coarsening and lowering are.
-DIR receives ID.solution.json in the checker's format for every problem that has a plan, and ID.json for generated ones.
+FILE is a problem of POET's kind (see benchmarks.poet); generated ones are described in benchmarks.poet_stacks. A
+captured one is the training step of a model of benchmarks.models on a board (estimated costs), within a share of the
+memory that it takes when everything is kept; recording it is not counted, coarsening and lowering are. DIR receives
+ID.solution.json in the checker's format for every problem that has a plan, and ID.json for generated ones.
 """
 
 import argparse
@@ -172,7 +172,7 @@ def _figure(value: float | None) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; exit code 1 if a file could not be read, 3 if a problem has no plan."""
-    parser = argparse.ArgumentParser(prog="benchmarks.planning", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.planning", description=__doc__.partition("\n\n")[0])
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--generate", action="append", default=[], metavar="KIND:N", help="bert:N or residual:N blocks")
     parser.add_argument("--captured", action="append", default=[], metavar="MODEL", help="of benchmarks.models")

@@ -22,7 +22,9 @@ class KindError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """Rates of a processor and its flash: operations per second and per joule, bytes and seconds, watts of transfers."""
+    """Rates of a processor and its flash: operations per second and per joule, bytes and
+    seconds, watts of transfers.
+    """
 
     name: str
     operations_per_s: float
@@ -80,7 +82,9 @@ class _Nodes:
 
 
 def bert_stack(blocks: int, chip: Chip = A72) -> dict[str, Any]:
-    """Return a stack of encoder blocks with the gradient chain that POET gives it, at 50 % RAM and 1.1 times the time."""
+    """Return a stack of encoder blocks with the gradient chain that POET gives it, at 50 %
+    RAM and 1.1 times the time.
+    """
     made = _Nodes(chip)
     operations: list[float] = [0.0]
     last = made.add("Input", 512 * 768 * 4, 0.0, [])

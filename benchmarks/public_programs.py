@@ -1,8 +1,10 @@
-"""Public programs, unchanged, compared with themselves under `port-agent exec`: `python -m benchmarks.public_programs --checkouts DIR`.
+"""Public programs, unchanged, compared with themselves under `port-agent exec`:
+`python -m benchmarks.public_programs --checkouts DIR`.
 
-DIR has checkouts of pytorch/examples as `examples`, of karpathy/minGPT as `minGPT` and karpathy/nanoGPT as `nanoGPT`; the libraries of
-`benchmarks/public/requirements.txt` are installed. Each program runs plainly (twice if `exec` gives other results) and within each budget.
-Its exit code, its output without times, and every file that it leaves are compared byte by byte.
+DIR has checkouts of pytorch/examples as `examples`, of karpathy/minGPT as `minGPT` and karpathy/nanoGPT as
+`nanoGPT`; the libraries of `benchmarks/public/requirements.txt` are installed. Each program runs plainly (twice if
+`exec` gives other results) and within each budget. Its exit code, its output without times, and every file that it
+leaves are compared byte by byte.
 """
 
 import argparse

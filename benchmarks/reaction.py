@@ -10,12 +10,13 @@ start); the plug of a fake battery below an injected /sys is pulled at random mo
 
 With --lag the battery keeps reporting Charging for this long after the plug is pulled (`inf`: forever), as laptops do.
 
-With --bundle the real training worker runs that bundle (give it many steps). It says when no instruction runs any more; what it
-has finished is committed before the process ends, and the second figure says how long that took. The limits are then not
-those of the fake worker: a step that has begun its update is finished first, and a commit takes what the medium takes.
+With --bundle the real training worker runs that bundle (give it many steps). It says when no instruction runs any
+more; what it has finished is committed before the process ends, and the second figure says how long that took.
+The limits are then not those of the fake worker: a step that has begun its update is finished first, and a commit
+takes what the medium takes.
 
-With --program an unchanged PyTorch program runs under `port-agent exec --opportunistic`: a matrix product, an update of a
-tensor, and so on, on 200 MB. It says when each operator has ended, and its memory is back when no more is resident
+With --program an unchanged PyTorch program runs under `port-agent exec --opportunistic`: a matrix product, an update of
+a tensor, and so on, on 200 MB. It says when each operator has ended, and its memory is back when no more is resident
 than two seconds after a pause before, and 5 %. Its page file is in --page-dir, whose speed bounds the second figure.
 """
 
@@ -175,7 +176,9 @@ class Rig:
             time.sleep(0.01)
 
     def step_s(self) -> float:
-        """Return how long a step of a real worker takes, as the span of random moments; it is learned from the first steps."""
+        """Return how long a step of a real worker takes, as the span of random moments; it is
+        learned from the first steps.
+        """
         if self.traced:
             return TRACED_STEP_S
         while not (step_s := (self.client.get("/v1/status")["job"] or {}).get("step_s")):
@@ -194,7 +197,8 @@ class Rig:
     def pull_and_wait_for_end(self, pid: int) -> tuple[float, float]:
         """Pull the plug; return seconds to the last instruction and to the end of the process.
 
-        The last instruction is known by its start if instructions are traced, else by the worker's message that none runs any more.
+        The last instruction is known by its start if instructions are traced, else by the worker's
+        message that none runs any more.
         """
         descriptor = os.pidfd_open(pid)
         position = self.log.stat().st_size

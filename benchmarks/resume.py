@@ -1,10 +1,11 @@
 """Save a checkpoint and continue from it within a budget: `python -m benchmarks.resume [WAY ...] [--budget MIB]`.
 
-The unchanged scripts of `benchmarks.resume_loop` (a plain loop, transformers, lightning) train a GPT-2 of 6 layers with AdamW and save a
-checkpoint; a new process continues from it and saves again: plain, and through `port-agent exec`, where the kernel kills what goes beyond
-the budget (a memory cgroup, 16 MiB larger; where none can be made, the RLIMIT_DATA that `exec` sets itself is all there is, and
-the table says so). A row for each process. Peaks are of the whole process, times against plain PyTorch's, bytes are those of the
-whole process. `equal`: every file with weights, moments or states of generators is plain PyTorch's, byte for byte.
+The unchanged scripts of `benchmarks.resume_loop` (a plain loop, transformers, lightning) train a GPT-2 of 6 layers with
+AdamW and save a checkpoint; a new process continues from it and saves again: plain, and through `port-agent exec`,
+where the kernel kills what goes beyond the budget (a memory cgroup, 16 MiB larger; where none can be made, the
+RLIMIT_DATA that `exec` sets itself is all there is, and the table says so). A row for each process. Peaks are of the
+whole process, times against plain PyTorch's, bytes are those of the whole process. `equal`: every file with weights,
+moments or states of generators is plain PyTorch's, byte for byte.
 """
 
 import argparse
@@ -98,7 +99,9 @@ def measure(
 def _run(
     way: str, here: Path, size: tuple[str, ...], bound: tuple[str, ...], limit_bytes: int | None
 ) -> list[dict[str, Any]]:
-    """Return what each of the two processes took, and checksums of what it saved in `here`; some files name that folder."""
+    """Return what each of the two processes took, and checksums of what it saved in `here`;
+    some files name that folder.
+    """
     results = []
     here.mkdir()
     with tempfile.TemporaryDirectory(dir=here.parent) as pages:

@@ -1,8 +1,9 @@
 """Ordinary scripts that train, save a checkpoint, and continue from one: `python -m benchmarks.resume_loop WAY FOLDER`.
 
-WAY is a plain loop with `torch.save` and `torch.load`, transformers' `Trainer`, or lightning's. Without a checkpoint in FOLDER it
-starts from the beginning; with one it continues from it, for as many steps again, and saves once more. Nothing in it knows of a budget. It prints one
-JSON line: CPU and wall seconds of the process since its imports, its peak resident memory.
+WAY is a plain loop with `torch.save` and `torch.load`, transformers' `Trainer`, or lightning's. Without a
+checkpoint in FOLDER it starts from the beginning; with one it continues from it, for as many steps again, and saves
+once more. Nothing in it knows of a budget. It prints one JSON line: CPU and wall seconds of the process since its
+imports, its peak resident memory.
 """
 
 import json

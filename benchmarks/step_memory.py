@@ -1,8 +1,9 @@
-"""Draw the memory of a training run in three ways: `python -m benchmarks.step_memory --svg docs/images/step_memory.svg`.
+"""Draw the memory of a training run in three ways:
+`python -m benchmarks.step_memory --svg docs/images/step_memory.svg`.
 
-The script of `make demo` (examples/shakespeare/train.py) runs with plain Python, through `port-agent exec --ram`, and as a bundle.
-Meanwhile the resident memory of the process that computes is read every 10 ms. The picture shows each run from the start of
-its process to the end of its last step, with a dot where a step ends. Linux only.
+The script of `make demo` (examples/shakespeare/train.py) runs with plain Python, through `port-agent exec --ram`, and
+as a bundle. Meanwhile the resident memory of the process that computes is read every 10 ms. The picture shows each run
+from the start of its process to the end of its last step, with a dot where a step ends. Linux only.
 """
 
 import argparse

@@ -1,8 +1,10 @@
-"""The kernel's swap compared with following and bundles, at the same limit: `python -m benchmarks.swap [MODEL=MIB ...]`.
+"""The kernel's swap compared with following and bundles, at the same limit:
+`python -m benchmarks.swap [MODEL=MIB ...]`.
 
-The same unchanged script (`benchmarks.loop`) in a memory cgroup of that size: with a swap file, with zram where there is one, and through
-`port-agent exec` without swap; and the planned bundle. The kernel enforces the limit, everything of the process included. Seconds are
-medians of the steps after the first; bytes written are those of the whole run, per step. It needs root; if it cannot run, it says why.
+The same unchanged script (`benchmarks.loop`) in a memory cgroup of that size: with a swap file, with zram where there
+is one, and through `port-agent exec` without swap; and the planned bundle. The kernel enforces the limit, everything of
+the process included. Seconds are medians of the steps after the first; bytes written are those of the whole run, per
+step. It needs root; if it cannot run, it says why.
 """
 
 import argparse

@@ -1,9 +1,12 @@
-"""Compare what `finetune` learns of data with what trl learns, token by token and mask by mask: `python -m benchmarks.tokens`.
+"""Compare what `finetune` learns of data with what trl learns, token by token and mask by mask:
+`python -m benchmarks.tokens`.
 
-Tokenizers of four kinds, trained here (byte-level BPE, SentencePiece's with and without a space before a text, WordPiece and Unigram), read prompts with
-completions; the first of them writes conversations in the chat templates that trl ships, which are those of the models' own repositories. Both
-get the same entry, as prompt and completion; `--tokenizer` adds those of real models, with their own templates. Each case is the same, refused by one of both by name, or different for a reason that is derived from the
-tokens; one that nothing explains is an error, and the exit code is 1.
+Tokenizers of four kinds, trained here (byte-level BPE, SentencePiece's with and without a space before a text,
+WordPiece and Unigram), read prompts with completions; the first of them writes conversations in the chat
+templates that trl ships, which are those of the models' own repositories. Both get the same entry, as prompt and
+completion; `--tokenizer` adds those of real models, with their own templates. Each case is the same, refused by
+one of both by name, or different for a reason that is derived from the tokens; one that nothing explains is an
+error, and the exit code is 1.
 
 trl is in the group `dev`. Nothing is downloaded.
 """

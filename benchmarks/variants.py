@@ -1,11 +1,14 @@
-"""Compare the same steps with operators whole and in tiles: floor, time, energy and written bytes at shares of their memory.
+"""Compare the same steps with operators whole and in tiles: floor, time, energy and written bytes
+at shares of their memory.
 
-    python -m benchmarks.variants [resnet18 gpt2 ...] [--small] [--shares 30 50 70] [--strategy greedy] [--medium sd] [--json]
+    python -m benchmarks.variants [resnet18 gpt2 ...] [--small] [--shares 30 50 70]
+        [--strategy greedy] [--medium sd] [--json]
 
-Operators are measured on this machine (and their costs kept); plans are made for it and lowered, not run. "Whole" is the recorded
-step, "in tiles" what `port-agent plan` would make of it at that budget, on the medium that the page directory is on or on
-`--medium`: what is written wears it off, and that has its price in joules. Overhead is counted from the recorded step with everything
-kept. A share of 0 % is the recorded step's floor, 100 % what keeping everything takes. Tiles are compared by byte before they are used.
+Operators are measured on this machine (and their costs kept); plans are made for it and lowered, not run. "Whole" is
+the recorded step, "in tiles" what `port-agent plan` would make of it at that budget, on the medium that the page
+directory is on or on `--medium`: what is written wears it off, and that has its price in joules. Overhead is counted
+from the recorded step with everything kept. A share of 0 % is the recorded step's floor, 100 % what keeping everything
+takes. Tiles are compared by byte before they are used.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """How much plans write to flash, with and without a price for its wear: `python -m benchmarks.wear [CASE ...]`.
 
-Training steps on a board (estimated costs) at shares of the memory that they take when everything is kept (tensors only). Each
-is planned twice, as if writing wore nothing and with the price of its medium; the table has bytes written per step,
-seconds and joules of both, and after how many steps the medium is worn out. A card of 32 GB is assumed to take 19.2 TB.
-As in `port-agent plan`, chains of operators run in tiles where a quick plan costs less so; that the board's kernels give
-the bits of the whole is assumed here and compared there.
+Training steps on a board (estimated costs) at shares of the memory that they take when everything is kept (tensors
+only). Each is planned twice, as if writing wore nothing and with the price of its medium; the table has bytes written
+per step, seconds and joules of both, and after how many steps the medium is worn out. A card of 32 GB is assumed to
+take 19.2 TB. As in `port-agent plan`, chains of operators run in tiles where a quick plan costs less so; that the
+board's kernels give the bits of the whole is assumed here and compared there.
 """
 
 import argparse
@@ -61,7 +61,9 @@ class Row:
 
 
 def capture(case: str) -> StepGraph:
-    """Return the training step of a case: the demo's own, a model with its usual optimizer, or adapters of rank 8 on GPT-2."""
+    """Return the training step of a case: the demo's own, a model with its usual optimizer, or
+    adapters of rank 8 on GPT-2.
+    """
     if case == DEMO:
         job = load_job(DEMO_SCRIPT)
         rows = tuple(column[: job.batch_size] for column in job.data)
@@ -140,7 +142,7 @@ def show(rows: Sequence[Row], title: str, console: Console) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(prog="benchmarks.wear", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.wear", description=__doc__.partition("\n\n")[0])
     parser.add_argument("cases", nargs="*", default=CASES_WORN, metavar="CASE", help=", ".join(CASES_WORN))
     parser.add_argument("--board", default="pi4b")
     parser.add_argument("--medium", choices=[kind.name.lower() for kind in MediumKind], default="sd")

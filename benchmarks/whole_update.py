@@ -1,7 +1,9 @@
-"""What an update over micro-batches moves to and from flash, in turn and layer by layer: `python -m benchmarks.whole_update`.
+"""What an update over micro-batches moves to and from flash, in turn and layer by layer:
+`python -m benchmarks.whole_update`.
 
-GPT-2 (random weights, AdamW, dropout as it is) in 750 MiB, eight micro-batches of 2 x 128. Both bundles run one update in a
-real worker, which compares every loss with plain PyTorch's, and the weights and optimizer state after the update, to the bit.
+GPT-2 (random weights, AdamW, dropout as it is) in 750 MiB, eight micro-batches of 2 x 128. Both bundles run one
+update in a real worker, which compares every loss with plain PyTorch's, and the weights and optimizer state
+after the update, to the bit.
 """
 
 import argparse
@@ -128,7 +130,7 @@ def show(rows: Sequence[Row], title: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(prog="benchmarks.whole_update", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.whole_update", description=__doc__.partition("\n\n")[0])
     parser.add_argument("--case", choices=CASES, default="gpt2")
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--ram", type=int, default=750, help="MiB")

@@ -1,19 +1,22 @@
-"""Whether a followed program keeps plain PyTorch's bits: `python -m benchmarks.zoo [--features | --operators | --programs N] [--bundles]`.
+"""Whether a followed program keeps plain PyTorch's bits:
+`python -m benchmarks.zoo [--features | --operators | --programs N] [--bundles]`.
 
-Models are tiny random instances of every model type and task of transformers' auto mappings, of diffusers' models and of peft's methods:
-four AdamW steps with dropout on. Each runs in a child process: twice plainly, then with an ample budget, with half of the bytes that it
-then had in tensors, and with 4 KiB, where everything is evicted all the time. Losses, parameters, buffers, gradients, optimizer state and
-random states are compared to the bit. Results are appended as they come and a run continues where the last one ended.
+Models are tiny random instances of every model type and task of transformers' auto mappings, of diffusers' models and
+of peft's methods: four AdamW steps with dropout on. Each runs in a child process: twice plainly, then with an ample
+budget, with half of the bytes that it then had in tensors, and with 4 KiB, where everything is evicted all the time.
+Losses, parameters, buffers, gradients, optimizer state and random states are compared to the bit. Results are appended
+as they come and a run continues where the last one ended.
 
 `--operators`: each function of torch's own database of operators instead, with the samples that torch tests it with.
 
 `--device cuda`: with tensors on a GPU, within budgets of its memory: half of what a program took there, and 4 KiB.
 
-`--bundles`: one class of each model type as a job instead, captured, planned with all the memory it wants and with half of
-it, and trained by a worker, equal or refused; with `--programs N` that many random jobs, with `--operators` each function, with
-`--strangers` jobs of the kinds that strangers bring, for longer than `plan` compares them.
+`--bundles`: one class of each model type as a job instead, captured, planned with all the memory it wants and with half
+of it, and trained by a worker, equal or refused; with `--programs N` that many random jobs, with `--operators` each
+function, with `--strangers` jobs of the kinds that strangers bring, for longer than `plan` compares them.
 
-`--commands`: of those jobs, judged by `port-agent plan` and `port-agent train` on a script, beside a loop in a process of its own.
+`--commands`: of those jobs, judged by `port-agent plan` and `port-agent train` on a script, beside a
+loop in a process of its own.
 """
 
 import argparse
@@ -136,8 +139,8 @@ def run_and_tell(
 
 
 def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Iterator[Judged]:
-    """Yield the cases of this run: by name, or sampled by seed, without those that already have a result unless they are requested
-    again.
+    """Yield the cases of this run: by name, or sampled by seed, without those that already have a result unless
+    they are requested again.
     """
     everything = list(cases_of(kind, arguments.programs or 0, arguments.seed))
     if arguments.device:

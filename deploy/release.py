@@ -81,7 +81,9 @@ def version_of(sources: Path) -> str:
 
 
 def bill_of_materials(hashes: str, requirements: str, version: str) -> dict[str, Any]:
-    """Return what a version runs with, from the lists of exact versions and of their files' hashes, as CycloneDX 1.6."""
+    """Return what a version runs with, from the lists of exact versions and of their files'
+    hashes, as CycloneDX 1.6.
+    """
     hashes_of = {
         _normal(name): re.findall(r"sha256:([0-9a-f]{64})", block)
         for name, block in re.findall(r"^([\w.-]+)==\S+ \\\n((?:    --hash=\S+(?: \\)?\n?)+)", hashes, re.M)

@@ -8,7 +8,8 @@
 
 Every step leaves a usable installation when the power fails: directories count only once their stamp is there, links
 are replaced by renaming, and a version that never came up is rolled back at the next boot by
-port-agent-rollback.service. Standard library only; run by the interpreter that is to run the agent (3.11 or later; rolling back works with 3.10).
+port-agent-rollback.service. Standard library only; run by the interpreter that is to run the agent (3.11 or later;
+rolling back works with 3.10).
 """
 
 import argparse
@@ -511,7 +512,9 @@ def run_pip(command: list[str], settings: Settings) -> None:
 
 
 def refuse_cuda(runtime: Path, settings: Settings) -> None:
-    """Remove the runtime and raise if torch is a CUDA build: the default arm64 wheel is one and asks for gigabytes more."""
+    """Remove the runtime and raise if torch is a CUDA build: the default arm64 wheel is one
+    and asks for gigabytes more.
+    """
     try:
         check_cpu_build(runtime, settings)
     except SetupError:

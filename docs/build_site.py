@@ -1,7 +1,7 @@
 """Build the documentation: `python docs/build_site.py` writes build/site; warnings are errors, and nothing is fetched.
 
-Pages are docs/**/*.md, documents that are next to what they describe, and those that code writes (`reference_pages`). They are
-gathered in build/pages with their links rewritten, and made HTML by Sphinx. `--pages-only` stops before that.
+Pages are docs/**/*.md, documents that are next to what they describe, and those that code writes (`reference_pages`).
+They are gathered in build/pages with their links rewritten, and made HTML by Sphinx. `--pages-only` stops before that.
 """
 
 import argparse

@@ -68,7 +68,9 @@ def functions() -> str:
 
 
 def settings() -> str:
-    """Return the page of the configuration, from the file that is shipped, which shows every setting with its default."""
+    """Return the page of the configuration, from the file that is shipped, which shows every
+    setting with its default.
+    """
     parts = [
         "# Settings\n\nOf `/etc/port-agent/config.toml`, and of `config.d/*.toml`, read after it. `port-agent reload` applies changes.\n"
     ]

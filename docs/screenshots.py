@@ -1,7 +1,9 @@
-"""Take the pictures of the running program: `python docs/screenshots.py [--bundle JOB.port]`; `make screenshots` does it.
+"""Take the pictures of the running program: `python docs/screenshots.py [--bundle JOB.port]`;
+`make screenshots` does it.
 
-The daemon of this user's own trains the bundle of the first tutorial; its live page, the page of `show --html` and the terminal are
-photographed by a headless Chromium: wide, narrow and dark. They are written to docs/images. Needs `chromium` (or its path in CHROMIUM).
+The daemon of this user's own trains the bundle of the first tutorial; its live page, the page of `show --html` and the
+terminal are photographed by a headless Chromium: wide, narrow and dark. They are written to docs/images. Needs
+`chromium` (or its path in CHROMIUM).
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """`make demo`: one training script in a quarter of plain PyTorch's memory, twice, and proof that it is the same.
 
-examples/shakespeare/train.py, as it is: with plain Python, then through `port-agent exec`; then planned as a bundle and trained
-by the worker that devices run. The report compares memory, losses, checkpoints byte for byte, and a checksum over all
-weights and optimizer state.
+examples/shakespeare/train.py, as it is: with plain Python, then through `port-agent exec`; then planned as a bundle and
+trained by the worker that devices run. The report compares memory, losses, checkpoints byte for byte, and a checksum
+over all weights and optimizer state.
 """
 
 import json

@@ -1,8 +1,10 @@
-"""`make demo-llm`: a small language model learns to write, then another style, inside a budget; proof that it is the same.
+"""`make demo-llm`: a small language model learns to write, then another style, inside a budget;
+proof that it is the same.
 
-A Llama of 2 million weights is trained from scratch on the shipped Shakespeare (`language_model/pretrain.py`, an ordinary
-script, through `port-agent exec`). `port-agent finetune` then teaches it to write the same as notes: lines in lower case,
-each with a dash. The recipe runs a second time without a budget; perplexities and the adapter's bytes are compared.
+A Llama of 2 million weights is trained from scratch on the shipped Shakespeare (`language_model/pretrain.py`, an
+ordinary script, through `port-agent exec`). `port-agent finetune` then teaches it to write the same as notes:
+lines in lower case, each with a dash. The recipe runs a second time without a budget; perplexities and the
+adapter's bytes are compared.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Programs of the zoo (`benchmarks.follow_zoo`) on the simulated card, within budgets of its memory beside themselves without one."""
+"""Programs of the zoo (`benchmarks.follow_zoo`) on the simulated card, within budgets of its memory
+beside themselves without one.
+"""
 
 import json
 import sys
@@ -31,7 +33,10 @@ def cases(kind: str, every: int, first: int) -> list[DeviceCase]:
 
 
 def main(words: list[str]) -> int:
-    """Judge programs of a kind in children; print outcomes as JSON, a line each. Words: features, programs or zoo; every; first."""
+    """Judge programs of a kind in children; print outcomes as JSON, a line each.
+
+    Words: features, programs or zoo; every; first.
+    """
     kind, every, first = words[0], int(words[1]), int(words[2])
     for outcome in run_in_children(cases(kind, every, first), jobs=1, timeout_s=TIMEOUT_S, on_device=True):
         sys.stdout.write(json.dumps(outcome.as_json()) + "\n")

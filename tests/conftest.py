@@ -25,8 +25,9 @@ _WATCH = ProcessWatch()
 def pytest_configure() -> None:
     """Have torch's threads sleep where they wait for each other, and hear Ctrl-C; so do the programs that tests start.
 
-    Beside other workers a thread's partner seldom has a core, and whoever waits for it by spinning takes that core away: small
-    trainings of two threads took 27 to 37 s of the processor, 9 s so. A shell that puts the tests into the background turns Ctrl-C off.
+    Beside other workers a thread's partner seldom has a core, and whoever waits for it by spinning takes that core
+    away: small trainings of two threads took 27 to 37 s of the processor, 9 s so. A shell that puts the tests into the
+    background turns Ctrl-C off.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -59,7 +60,9 @@ def _leave_cases_to_long_runs(items: Sequence[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Have no garbage collection look at what is imported and collected, now or later: that took a third of the time."""
+    """Have no garbage collection look at what is imported and collected, now or later: that
+    took a third of the time.
+    """
     gc.disable()
     try:
         return (yield)
@@ -98,7 +101,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture
 def torch_forks() -> Iterator[None]:
-    """Have modules of ours that load torch, workers too, run in forks of a process that has: where their start is not the subject."""
+    """Have modules of ours that load torch, workers too, run in forks of a process that has: where their
+    start is not the subject.
+    """
     with forks(nested=True):
         yield
 

@@ -1,8 +1,9 @@
-"""Functions in forks of a process that has imported torch, and their module, and computed nothing: that is most of what a short program takes.
+"""Functions in forks of a process that has imported torch, and their module, and computed nothing: that is most of
+what a short program takes.
 
-A fork finds no thread there but those of numpy's library, which ends them before a fork. It is no place for what is said of
-the start of a process: what that loads, what it takes before its first tensor, that it starts itself again under another allocator.
-As a program (`python -m tests.forked MODULE`) this module is the process that forks.
+A fork finds no thread there but those of numpy's library, which ends them before a fork. It is no place for what is
+said of the start of a process: what that loads, what it takes before its first tensor, that it starts itself again
+under another allocator. As a program (`python -m tests.forked MODULE`) this module is the process that forks.
 """
 
 import atexit
@@ -26,7 +27,9 @@ _THREADS = "OMP_NUM_THREADS"
 
 @dataclass(frozen=True)
 class _Request:
-    """What a fork is to run: a function of the module, its words and surroundings, and the files that take what it says."""
+    """What a fork is to run: a function of the module, its words and surroundings, and the
+    files that take what it says.
+    """
 
     function: str
     words: list[str]
@@ -51,7 +54,9 @@ def run_forked(
 
 @cache
 def _server(module: str) -> "subprocess.Popen[str]":
-    """Return the process that forks for a module, so that no fork finds what another module loads; it ends with this one."""
+    """Return the process that forks for a module, so that no fork finds what another module
+    loads; it ends with this one.
+    """
     words = [sys.executable, "-m", "tests.forked", module]
     server = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_ROOT)
     atexit.register(server.communicate)

@@ -1,7 +1,9 @@
-"""Tests that need an interpreter of their own: run with pytest in a process for each file, and reported one by one here.
+"""Tests that need an interpreter of their own: run with pytest in a process for each file, and
+reported one by one here.
 
-The simulated device must be known to torch before its first backward pass, and whoever looks for accelerators afterwards
-would find it. The processes are forks (`tests/forked.py`): importing torch and pytest was two fifths of what such a file took.
+The simulated device must be known to torch before its first backward pass, and whoever looks for accelerators
+afterwards would find it. The processes are forks (`tests/forked.py`): importing torch and pytest was two fifths
+of what such a file took.
 """
 
 import os
@@ -20,7 +22,9 @@ _INSIDE = "PORT_TESTS_OWN_PROCESS"
 
 
 def leave_fixtures_to_own_process(item: pytest.Function) -> None:
-    """Have no fixture of a marked test made here: one that makes the device known would leave it to all tests after it."""
+    """Have no fixture of a marked test made here: one that makes the device known would leave
+    it to all tests after it.
+    """
     if item.get_closest_marker(_MARK) is not None and not os.environ.get(_INSIDE):
         item.fixturenames = []
 

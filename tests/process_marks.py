@@ -1,4 +1,5 @@
-"""Tests that start a process have the mark `process`, so that `make fast` can leave them out; one without it fails there.
+"""Tests that start a process have the mark `process`, so that `make fast` can leave them out;
+one without it fails there.
 
 What starts one is heard from Python itself (its audit hooks), whoever calls it: the test, a fixture or the product.
 """

@@ -1,6 +1,7 @@
 """The device 'card' (`simulated_card.cpp`): built once for a machine, and its `Backend`.
 
-A process has one private backend, so programs on this device run in processes of their own; see `tests/agent/intercept/card_program.py`.
+A process has one private backend, so programs on this device run in processes of their own; see
+`tests/agent/intercept/card_program.py`.
 """
 
 import contextlib
@@ -102,7 +103,9 @@ def _module(loaded: Any) -> types.ModuleType:
 
 
 def installed(folder: Path) -> dict[str, str]:
-    """Return an environment in which processes know the device, torch and the agent; `folder` is to hold its package."""
+    """Return an environment in which processes know the device, torch and the agent;
+    `folder` is to hold its package.
+    """
     info = folder / "simulated_card-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: simulated-card\nVersion: 0\n")

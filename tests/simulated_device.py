@@ -1,14 +1,16 @@
 """A device 'sim' in Python: CPU kernels on memory that is counted, capped and poisoned, and copies on streams.
 
-It is torch's private backend, so models, autograd and optimizers run on it unchanged. It is as unkind as a device may be:
+It is torch's private backend, so models, autograd and optimizers run on it unchanged. It is as
+unkind as a device may be:
 
 - a copy with non_blocking=True happens only when someone waits for it, and until then garbage lies where it goes;
-- a copy that starts before what it reads was computed, or before what it overwrites was used for the last time, brings garbage;
+- a copy that starts before what it reads was computed, or before what it overwrites was used for the
+  last time, brings garbage;
 - freed memory turns to garbage at once, and memory beyond the cap is refused.
 
 What is before what, events alone say: each stream and the host know how far they have seen each other stream come. So a
-wait that is missing, memory that is freed early and an event of the wrong moment change the numbers, always in the same way.
-Works with torch 2.13; the registration of Python backends is private to torch.
+wait that is missing, memory that is freed early and an event of the wrong moment change the numbers, always in the same
+way. Works with torch 2.13; the registration of Python backends is private to torch.
 """
 
 import ctypes
@@ -39,12 +41,15 @@ UNIFIED = "SIM_UNIFIED"
 ROUNDING = "SIM_ROUNDING"
 """Bytes in the environment: each tensor takes a multiple of them, as in memory that is fragmented."""
 OWN_BITS = "SIM_OWN_BITS"
-"""Set in the environment: matrix products and convolutions give other last bits than the CPU's, as a GPU's kernels do."""
+"""Set in the environment: matrix products and convolutions give other last bits than the
+CPU's, as a GPU's kernels do.
+"""
 UNSEEN = "SIM_UNSEEN"
 """Set in the environment: what is taken of the device's memory no limit of the kernel's on data counts."""
 COPY_S, SHARED_S = "SIM_COPY_S", "SIM_SHARED_S"
-"""Seconds in the environment: of a copy to or from the device for each MiB, and of an operator for each MiB of its operands that lie in
-memory which the host reaches, too."""
+"""Seconds in the environment: of a copy to or from the device for each MiB, and of an operator for each MiB of its
+operands that lie in memory which the host reaches, too.
+"""
 CONTEXT_BYTES = 3 << 20
 """What the device says that a process holds of its memory beside tensors."""
 _POISON = 0xC5
@@ -247,7 +252,9 @@ _NOBODY = -1
 
 
 def _unseen(marks: dict[tuple[int, int], tuple[int, int]], span: tuple[int, int], stream: int, known: Clock) -> bool:
-    """Return whether some work on these bytes, marked by another stream than the one of this index, is not known to be done."""
+    """Return whether some work on these bytes, marked by another stream than the one of this
+    index, is not known to be done.
+    """
     return any(
         s != stream and number > known.get(s, 0)
         for (low, high), (s, number) in marks.items()
@@ -478,7 +485,9 @@ def register() -> None:
 
 
 def installed(folder: Path) -> dict[str, str]:
-    """Return an environment in which processes know the device, torch and the agent; `folder` is to hold its package."""
+    """Return an environment in which processes know the device, torch and the agent;
+    `folder` is to hold its package.
+    """
     info = folder / "simulated_device-0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: simulated-device\nVersion: 0\n")

@@ -65,7 +65,9 @@ FOR_AGENTS = (
     "port_planner.exactness",
     "port_planner.torch_compat",
 )
-"""Rooms of planner that every room of agent may import: its language, torch's private parts, and what proves that tiles have the bits of the whole."""
+"""Rooms of planner that every room of agent may import: its language, torch's private parts, and what proves that tiles
+have the bits of the whole.
+"""
 
 PLANNING_ROOMS = (
     "port_agent.prepare",

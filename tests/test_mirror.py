@@ -1,4 +1,6 @@
-"""Tests stand where their modules stand: `agent/port_agent/b/c.py` is tested by `tests/agent/b/test_c.py`; no test imports a test."""
+"""Tests stand where their modules stand: `agent/port_agent/b/c.py` is tested by
+`tests/agent/b/test_c.py`; no test imports a test.
+"""
 
 import ast
 from pathlib import Path
@@ -18,8 +20,8 @@ TESTED_WITH = {
 }
 """Modules that are tested together with another, by the test module that does it. It only ever gets shorter.
 
-Values without rules (`facts/readings`, `peers/state`), errors and networks that only their users can judge (`mcu/board/errors`,
-`mcu/zoo`).
+Values without rules (`facts/readings`, `peers/state`), errors and networks that only their users can judge
+(`mcu/board/errors`, `mcu/zoo`).
 """
 
 

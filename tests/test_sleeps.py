@@ -31,7 +31,9 @@ SLEEPS = frozenset(
         "tests/waiting.py::wait_until_drawn_moment",
     }
 )
-"""Functions that sleep: they look again and again at what sends no event, or play a device, a load or an attack. It only ever gets shorter."""
+"""Functions that sleep: they look again and again at what sends no event, or play a device, a load or an attack.
+It only ever gets shorter.
+"""
 
 
 def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:

@@ -1,10 +1,12 @@
 """Private parts of torch are touched in `port_planner.torch_compat` alone.
 
-Found are: imports of private names from torch; chains of attributes that begin with `torch` or with a name imported from it; private attributes, and
-strings that name them, that objects of torch's have (`_held`) and that the module does not define itself; modules `torch._...` by their names. Names of
-operators (`torch.ops.aten._softmax`) are no private parts, `_schema` is excepted.
+Found are: imports of private names from torch; chains of attributes that begin with `torch` or with a name imported
+from it; private attributes, and strings that name them, that objects of torch's have (`_held`) and that the module does
+not define itself; modules `torch._...` by their names. Names of operators (`torch.ops.aten._softmax`) are no private
+parts, `_schema` is excepted.
 
-What no source text tells: a private attribute of an object of torch's that the same module defines for one of its own; one whose name is computed.
+What no source text tells: a private attribute of an object of torch's that the same module defines for one of its own;
+one whose name is computed.
 """
 
 import ast

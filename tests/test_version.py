@@ -1,4 +1,6 @@
-"""The version of the program is announced and printed, and decides nothing: no bundle, state or message is checked by it."""
+"""The version of the program is announced and printed, and decides nothing: no bundle, state or
+message is checked by it.
+"""
 
 import ast
 

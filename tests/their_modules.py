@@ -1,4 +1,6 @@
-"""Scripts with modules beside them whose names others have, too: a script of the user's, and what plain Python finds for it."""
+"""Scripts with modules beside them whose names others have, too: a script of the user's, and what
+plain Python finds for it.
+"""
 
 import subprocess
 import sys
@@ -17,7 +19,9 @@ NAMES = (
     "dataclasses",
     "colorsys",
 )
-"""Of ours once, of a test runner, of everybody, of the interpreter at its start, of its library, of what we import, of nothing that is loaded."""
+"""Of ours once, of a test runner, of everybody, of the interpreter at its start, of its library, of what we import,
+of nothing that is loaded.
+"""
 KINDS = ("script", "module", "package")
 """What of the user's has the name."""
 SAW = "saw.txt"

@@ -1,10 +1,12 @@
-"""Commands of ours as forks of a process that has loaded torch, where a test would start `python -m port_agent...`: most of what such a command takes.
+"""Commands of ours as forks of a process that has loaded torch, where a test would start `python -m port_agent...`:
+most of what such a command takes.
 
-Within `forks()` (or the fixture `torch_forks`), `subprocess.Popen` has modules of ours run in forks: the same words, environment,
-working directory, descriptors, exit code and signals, and a child of the caller as any other (whoever forks hands it over). Processes that
-a fork starts are processes, as are workers, whose limits may leave no room for what a fork brings; with `forks(nested=True)` both are forks. What is said of the start of a process, of what it loads or takes before its first tensor is
-no matter for forks: they have all modules, and the allocator, whatever their environment names. A command that begins again (`execve`)
-under another environment does so in the same fork.
+Within `forks()` (or the fixture `torch_forks`), `subprocess.Popen` has modules of ours run in forks: the same words,
+environment, working directory, descriptors, exit code and signals, and a child of the caller as any other (whoever
+forks hands it over). Processes that a fork starts are processes, as are workers, whose limits may leave no room for
+what a fork brings; with `forks(nested=True)` both are forks. What is said of the start of a process, of what it loads
+or takes before its first tensor is no matter for forks: they have all modules, and the allocator, whatever their
+environment names. A command that begins again (`execve`) under another environment does so in the same fork.
 """
 
 import atexit
@@ -42,10 +44,14 @@ _ABOUT_THE_PROCESS = (
 )
 """Modules that limit, measure or examine the process that they begin in."""
 _WORKERS = ("port_agent.training.", "port_agent.finetuning.")
-"""Of these, those that run in forks with `nested`: what starts them gives them room for what a fork brings, as it measures one."""
+"""Of these, those that run in forks with `nested`: what starts them gives them room for what a fork
+brings, as it measures one.
+"""
 _FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 _INTERPRETER = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
-"""Variables for the interpreter, as they were where the process that forks begins; with others, a process is started."""
+"""Variables for the interpreter, as they were where the process that forks begins; with
+others, a process is started.
+"""
 _PRELOADED = (
     "torch._dynamo",  # optimizers import this at their first step
     "port_agent.cli.follow_job",
@@ -159,7 +165,9 @@ def _is_ours(words: Sequence[str], nested: bool) -> bool:
 
 @contextmanager
 def forks(*, nested: bool = False) -> Iterator[None]:
-    """Have modules of ours run in forks, where a process would be started for them; with `nested`, also those that they start."""
+    """Have modules of ours run in forks, where a process would be started for them; with `nested`,
+    also those that they start.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if sys.platform == "linux":
             patch.setattr(subprocess, "Popen", ForkedPopen)

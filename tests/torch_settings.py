@@ -1,4 +1,6 @@
-"""Torch's settings of the process are the same at the beginning of every file of tests, whichever files its worker ran before."""
+"""Torch's settings of the process are the same at the beginning of every file of tests, whichever
+files its worker ran before.
+"""
 
 import sys
 from collections.abc import Callable
@@ -28,7 +30,9 @@ def remember_torch_settings() -> None:
 
 
 def restore_torch_settings(item: pytest.Item, following: pytest.Item | None) -> None:
-    """Put them back after a file's last test, and fail that where the file took from all others that they can be changed."""
+    """Put them back after a file's last test, and fail that where the file took from all others
+    that they can be changed.
+    """
     if following is not None and following.path == item.path:
         return
     if "torch" in sys.modules:

@@ -10,7 +10,9 @@ PATIENCE_S = 120.0
 """What a busy machine may take; nobody waits so long where the test passes."""
 _LOOK_FIRST_S, _LOOK_LAST_S = 0.01, 0.1
 _OF_THE_WAIT = 0.05
-"""How much of the time waited passes until the next look, within these: a daemon that is asked a hundred times a second is busy with that."""
+"""How much of the time waited passes until the next look, within these: a daemon that is asked a hundred times a
+second is busy with that.
+"""
 
 T = TypeVar("T")
 
@@ -39,7 +41,9 @@ def wait_until_drawn_moment(numbers: random.Random, most_s: float) -> None:
 
 
 def used_ticks(pid: int, stretch_s: float = 0.3) -> int:
-    """Return the processor time, in ticks, that a process takes within a stretch: one that rests sends no event of that."""
+    """Return the processor time, in ticks, that a process takes within a stretch: one that
+    rests sends no event of that.
+    """
     before = _ticks(pid)
     time.sleep(stretch_s)
     return _ticks(pid) - before

@@ -1,8 +1,10 @@
-"""Training on the device: programs within a memory budget, bundles, and a service that watches, meters and talks to others.
+"""Training on the device: programs within a memory budget, bundles, and a service that watches,
+meters and talks to others.
 
-`from port_agent import budget` gives any training loop a memory budget; `plan(PlanRequest(...))` makes a bundle of a script,
-`train(TrainRequest(...))` trains it, `finetune(FinetuneRequest(...))` fine-tunes a language model: as the commands of these names do.
-All names are loaded on first use, because the supervisor imports this package and must never import torch.
+`from port_agent import budget` gives any training loop a memory budget; `plan(PlanRequest(...))` makes a bundle
+of a script, `train(TrainRequest(...))` trains it, `finetune(FinetuneRequest(...))` fine-tunes a language model:
+as the commands of these names do. All names are loaded on first use, because the supervisor imports this package
+and must never import torch.
 """
 
 import importlib

@@ -1,9 +1,9 @@
 """The zoo's models as jobs: captured, planned, trained by a worker, and compared with plain PyTorch to the bit.
 
-What a batch holds besides tensors with a row per sample stays the same in all batches, as it would in a job. What a bundle
-refuses by name is left out, as the job's author would by the option that the model has for it: every row is padded, for
-whether a batch has padding at all decides in many models which operators run; no whole layers are dropped at random; and
-speech models mask no spans of time, for which they draw from numpy.
+What a batch holds besides tensors with a row per sample stays the same in all batches, as it would in a job. What a
+bundle refuses by name is left out, as the job's author would by the option that the model has for it: every row is
+padded, for whether a batch has padding at all decides in many models which operators run; no whole layers are dropped
+at random; and speech models mask no spans of time, for which they draw from numpy.
 """
 
 import itertools
@@ -50,7 +50,9 @@ MISMATCH = "plain PyTorch"
 
 @dataclass(frozen=True, slots=True)
 class JobLength:
-    """The number of batches that a job is trained for, and the number of those that `plan` compares; None: as without the script."""
+    """The number of batches that a job is trained for, and the number of those that `plan` compares;
+    None: as without the script.
+    """
 
     steps: int = STEPS
     seen_steps: int | None = None
@@ -140,8 +142,8 @@ def judge_bundle(
 ) -> Outcome:
     """Plan a job with all the memory it wants and with half of it, train both in workers, compare with plain PyTorch.
 
-    A job is refused if it cannot be recorded, or if the first steps that `port-agent plan` compares already differ. A difference that only
-    later steps show is a silent error.
+    A job is refused if it cannot be recorded, or if the first steps that `port-agent plan` compares already differ. A
+    difference that only later steps show is a silent error.
     """
     at("plain")
     try:

@@ -63,7 +63,8 @@ def run_in_children(
 ) -> Iterator[Outcome]:
     """Judge each case in a forked child, `jobs` at a time; yield outcomes as they arrive.
 
-    `on_device`: each child is the first to use its device, because a driver does not survive a fork, and maps much address space.
+    `on_device`: each child is the first to use its device, because a driver does not survive a fork,
+    and maps much address space.
     """
     if not on_device:
         warm_up()

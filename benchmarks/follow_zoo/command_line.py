@@ -33,7 +33,10 @@ LENGTHS = {"stranger_jobs": (44, 8), "jobs": (20, 8), "bundles": (12, 2)}
 
 @dataclass(frozen=True, slots=True)
 class CommandCase:
-    """A job by name, made by `script`; trained for `steps` batches of its `epochs`. Without `script`: one of the tables'."""
+    """A job by name, made by `script`; trained for `steps` batches of its `epochs`.
+
+    Without `script`: one of the tables'.
+    """
 
     name: str
     steps: int = 44

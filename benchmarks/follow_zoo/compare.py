@@ -1,8 +1,8 @@
 """Run a program plainly twice, then under budgets, and compare every bit of its results.
 
 A program is a function without arguments that seeds itself and returns what it made: tensors, numbers, strings, and
-containers and objects of these. It may call `training_begins()` once; some runs enter the budget only there, as a program does that makes
-its model first.
+containers and objects of these. It may call `training_begins()` once; some runs enter the budget only there, as a
+program does that makes its model first.
 """
 
 import contextlib
@@ -104,7 +104,8 @@ def judge(
 ) -> Outcome:
     """Run `program` plainly twice, then ample, at half of what it needed, and with everything evicted.
 
-    A program that fails plainly or differs from itself is not eligible. Before each run, `at` receives the current stage.
+    A program that fails plainly or differs from itself is not eligible. Before each run, `at`
+    receives the current stage.
     """
     at("plain")
     try:

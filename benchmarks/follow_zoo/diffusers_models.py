@@ -44,7 +44,9 @@ def _train(model_class: Any) -> Any:
 
 
 def _make(model_class: Any) -> nn.Module:
-    """Return a tiny model: its constructor's defaults, made smaller; the defaults themselves if smaller ones do not fit together."""
+    """Return a tiny model: its constructor's defaults, made smaller; the defaults themselves if smaller
+    ones do not fit together.
+    """
     parameters = inspect.signature(model_class.__init__).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
     fields = shrink(defaults, Reach(images=False, dropout=0.1))

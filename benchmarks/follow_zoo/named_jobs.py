@@ -4,7 +4,10 @@ from port_planner.job import TrainingJob
 
 
 def begun(name: str) -> TrainingJob:
-    """Return the job that the tables call `name`, made from fixed seeds. Raises KeyError for one that does not exist."""
+    """Return the job that the tables call `name`, made from fixed seeds.
+
+    Raises KeyError for one that does not exist.
+    """
     from benchmarks.follow_zoo.compare import seed
 
     kind, _, rest = name.partition("/")

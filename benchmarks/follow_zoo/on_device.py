@@ -1,4 +1,6 @@
-"""A program of the zoo with its tensors on a device, within budgets of the device's memory alongside itself without one."""
+"""A program of the zoo with its tensors on a device, within budgets of the device's memory
+alongside itself without one.
+"""
 
 import gc
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Train a script's job by a loop of this file's own: `python -m benchmarks.follow_zoo.plain_job SCRIPT STEPS OUT`.
 
-Neither the planner nor the agent is called: the documented order of samples and of a step is implemented here a second time. OUT receives
-the losses and the tensors of model and optimizer, as torch.save writes them.
+Neither the planner nor the agent is called: the documented order of samples and of a step is implemented here a second
+time. OUT receives the losses and the tensors of model and optimizer, as torch.save writes them.
 """
 
 import runpy

@@ -1,7 +1,8 @@
 """Random training programs, reproducible by a seed: what they do is drawn when they are made and while they run.
 
-What is drawn: layers, the structure of a batch, branches and loops that look at values, shapes that depend on data, hooks, state kept
-between steps, three sources of randomness, freezing, weights touched between steps, accumulation, evaluation, copies and files.
+What is drawn: layers, the structure of a batch, branches and loops that look at values, shapes that depend on data,
+hooks, state kept between steps, three sources of randomness, freezing, weights touched between steps, accumulation,
+evaluation, copies and files.
 """
 
 import copy
@@ -58,7 +59,9 @@ _PLANNED: tuple[tuple[Any, dict[str, Any]], ...] = (
 
 
 def job(seed: int) -> TrainingJob:
-    """Return the model, loss and habits of this seed as a job; the optimizer carries what the habits do between steps."""
+    """Return the model, loss and habits of this seed as a job; the optimizer carries what
+    the habits do between steps.
+    """
     draw = random.Random(seed)
     torch.manual_seed(seed)
     trainer, share = _Trainer(draw), draw.random()

@@ -89,7 +89,9 @@ def make(model_type: str, class_name: str, reach: Reach) -> nn.Module:
 
 
 def find_recipe(model_type: str, class_name: str) -> tuple[Reach, Wanted]:
-    """Return how to make the model and its batches so that one step has a finite loss; the least reduced attempt comes last."""
+    """Return how to make the model and its batches so that one step has a finite loss; the least
+    reduced attempt comes last.
+    """
     first: Exception | None = None
     began = time.process_time()
     for reach in REACHES:
@@ -111,7 +113,9 @@ def find_recipe(model_type: str, class_name: str) -> tuple[Reach, Wanted]:
 
 
 def _wishes(model: Any) -> Iterator[Wanted]:
-    """Yield what to put in the batch, from most to least; the number of image tokens is learned from the model's error."""
+    """Yield what to put in the batch, from most to least; the number of image tokens is
+    learned from the model's error.
+    """
     for labels in (True, False):
         tokens = 0
         try:

@@ -300,7 +300,9 @@ KINDS: tuple[NetworkKind, ...] = (
     NetworkKind("softmax over samples", ROW, lambda: nn.Sequential(nn.Linear(20, CLASSES), nn.Softmax(0))),
     *(NetworkKind(f"activation {act.__name__}", IMAGE, _activation(act)) for act in ACTIVATIONS),
 )  # fmt: skip
-"""More than the 87 with which the compiler was tried first: those, and one for every activation function of torch that people use."""
+"""More than the 87 with which the compiler was tried first: those, and one for every activation function
+of torch that people use.
+"""
 
 
 def random_kind(seed: int) -> NetworkKind:

@@ -2,15 +2,15 @@
 
 Every figure is computed or planned here, none is taken from a paper:
 
-- `pytorch`: fp32 parameters, their gradients, and every tensor that autograd saves for backward, as its hooks report them
-  in one real step of batch 1. The framework itself (300 MB published) is not in it.
-- `tflite`: the same from the shapes of a graph whose batch norms and activations are fused: fp32 outputs of all operators,
-  parameters, their gradients, the two largest neighbouring gradients.
-- int8: the planned arena and trained parameters; "all gradients first" is the order of a framework, "in place" updates a
-  weight as soon as its gradient exists.
+- `pytorch`: fp32 parameters, their gradients, and every tensor that autograd saves for backward, as its hooks report
+  them in one real step of batch 1. The framework itself (300 MB published) is not in it.
+- `tflite`: the same from the shapes of a graph whose batch norms and activations are fused: fp32 outputs of all
+  operators, parameters, their gradients, the two largest neighbouring gradients.
+- int8: the planned arena and trained parameters; "all gradients first" is the order of a framework, "in place" updates
+  a weight as soon as its gradient exists.
 - bands: everything trained, at half of the keep-all arena or as near as bands and recomputation come.
-- pages: everything trained, at a share of the keep-all RAM or as near as a page medium (a PSRAM by the board's file) comes
-  with bands and recomputation; trained parameters count as RAM where the plan keeps them there.
+- pages: everything trained, at a share of the keep-all RAM or as near as a page medium (a PSRAM by the board's file)
+  comes with bands and recomputation; trained parameters count as RAM where the plan keeps them there.
 
 - Q8.8: pages again, with low bytes for the weights of as many layers as the RAM of the row holds.
 
@@ -58,7 +58,9 @@ class Network:
     paged: tuple[float, ...] = (0.75, 0.5)
     """The shares of the keep-all RAM at which the table pages."""
     wide_bytes: int | None = None
-    """The RAM for which pages of weights with low bytes are planned, in as many layers as it holds; None: no such row."""
+    """The RAM for which pages of weights with low bytes are planned, in as many layers as it
+    holds; None: no such row.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,9 @@ def last_five(graph: Graph) -> SparseScheme:
 
 
 def late_blocks(graph: Graph) -> SparseScheme:
-    """Return a scheme in the manner of the paper's for MobileNetV2: late biases, and the expansions of four late blocks."""
+    """Return a scheme in the manner of the paper's for MobileNetV2: late biases, and the
+    expansions of four late blocks.
+    """
     layers = graph.weighted()
     updates = {op.name: LayerUpdate(True) for op in layers[-16:]}
     expansions = [

@@ -32,11 +32,15 @@ RUN_TIMEOUT_S = 570.0
 RP2040JS = "rp2040js"
 """The emulator of the Raspberry Pi Pico's chip; everything else runs in QEMU."""
 RP2040JS_PLACE = "PORT_RP2040JS"
-"""The environment variable that says where its npm package is: `npm install rp2040js`, then the folder node_modules/rp2040js."""
+"""The environment variable that says where its npm package is: `npm install rp2040js`, then the
+folder node_modules/rp2040js.
+"""
 
 
 class Core(Enum):
-    """A Cortex-M or RISC-V core: compiler flags, the emulator's machine, and the flash and RAM that the linker enforces."""
+    """A Cortex-M or RISC-V core: compiler flags, the emulator's machine, and the flash and RAM
+    that the linker enforces.
+    """
 
     M0 = ("-mcpu=cortex-m0 -mfloat-abi=soft", "microbit", 256 * 1024, 16 * 1024)
     M3 = ("-mcpu=cortex-m3 -mfloat-abi=soft", "mps2-an385", 1024 * 1024, 256 * 1024)

@@ -1,4 +1,6 @@
-"""What is run: scripts of public repositories, and programs around the training code of public libraries, over small made-up data."""
+"""What is run: scripts of public repositories, and programs around the training code of public
+libraries, over small made-up data.
+"""
 
 import random
 from collections.abc import Callable

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Train tiny models with plain PyTorch and with PORT agent, and say whether the numbers are the same: `make check-arm` does so on an emulated Arm.
+"""Train tiny models with plain PyTorch and with PORT agent, and say whether the numbers are the same: `make check-arm`
+does so on an emulated Arm.
 
-`against_plain.py exec|bundle|finetune`; `against_plain.py bundle FILE` takes a bundle of the small job that is there already.
+`against_plain.py exec|bundle|finetune`; `against_plain.py bundle FILE` takes a bundle of the small
+job that is there already.
 """
 
 import json
@@ -46,7 +48,9 @@ folder = Path(sys.argv[1])
 model, data = make_model(folder / "model"), make_data(folder / "data.jsonl")
 trained_alone(FinetuneOptions(str(in_float32(model)), (str(data),), str(folder / "plain"), sequence_tokens=32, updates=2, held_out=0.0))
 """
-"""A tiny Llama in 16 bits, and the recipe of `finetune` in one process, over the same model loaded in float32, without a budget."""
+"""A tiny Llama in 16 bits, and the recipe of `finetune` in one process, over the same model loaded in
+float32, without a budget.
+"""
 
 
 def printed(*command: str) -> str:
@@ -84,7 +88,9 @@ def bundled(bundle: Path, folder: Path) -> tuple[object, object]:
 
 
 def finetuned(folder: Path) -> tuple[object, object]:
-    """Return the adapters that a model loaded in float32 gets, and those of its 16 bits with `--compute float32` within a budget."""
+    """Return the adapters that a model loaded in float32 gets, and those of its 16 bits with
+    `--compute float32` within a budget.
+    """
     printed("-c", LEFT_ALONE, str(folder))
     model, data, out = (str(folder / name) for name in ("model", "data.jsonl", "out"))
     options = [

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Make libraries by the names of CUDA's that a CUDA build of torch asks for, in which every function says that there is no device.
+"""Make libraries by the names of CUDA's that a CUDA build of torch asks for, in which every function
+says that there is no device.
 
     cuda_stand_ins.py TORCH_LIB
 
-So the build from PyPI, the only one where no index of CPU builds can be reached, computes on the CPU without gigabytes of CUDA.
-Runs where the compiler is that of the libraries' architecture.
+So the build from PyPI, the only one where no index of CPU builds can be reached, computes on the CPU without gigabytes
+of CUDA. Runs where the compiler is that of the libraries' architecture.
 """
 
 import re

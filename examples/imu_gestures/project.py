@@ -1,7 +1,7 @@
 """A gesture recogniser for a motion sensor, adapted on the board to the way it is mounted.
 
-The net learns three gestures with the sensor as its makers held it. Then the board is screwed on upside down and turned by
-90 degrees: nothing is recognised any more, until the board has trained itself on a few dozen gestures made with it.
+The net learns three gestures with the sensor as its makers held it. Then the board is screwed on upside down and turned
+by 90 degrees: nothing is recognised any more, until the board has trained itself on a few dozen gestures made with it.
 """
 
 from pathlib import Path

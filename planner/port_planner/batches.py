@@ -23,10 +23,11 @@ _Numbers = tuple[torch.dtype, int]
 
 @dataclass(frozen=True, slots=True)
 class JoinedBatches:
-    """The batches of one kind, joined: one column per leaf that has a row for each sample. Rows are in the order of the batches.
+    """The batches of one kind, joined: one column per leaf that has a row for each sample. Rows are in
+    the order of the batches.
 
-    Each batch but the last, which may have fewer, has `batch_size` rows. `rebuilt`: returns the batch, in its own structure, of some rows
-    of the columns.
+    Each batch but the last, which may have fewer, has `batch_size` rows. `rebuilt`: returns the batch, in its own
+    structure, of some rows of the columns.
     """
 
     columns: tuple[ColumnFile, ...]
@@ -40,7 +41,9 @@ class JoinedBatches:
 
 
 class _BatchJoiner:
-    """Joins batches whose rows have the same shapes and whose other leaves are equal; those leaves are kept from the first batch."""
+    """Joins batches whose rows have the same shapes and whose other leaves are equal; those leaves are
+    kept from the first batch.
+    """
 
     def __init__(self, number: int, leaves: list[Any], places: Sequence[int], folder: Path | None) -> None:
         self.number, self._places = number, places
@@ -50,7 +53,9 @@ class _BatchJoiner:
         self._ended = False
 
     def differing(self, leaves: Sequence[Any]) -> int | None:
-        """Return the first leaf that makes a batch with rows of the same shapes another kind; None if the batch is of this kind."""
+        """Return the first leaf that makes a batch with rows of the same shapes another kind; None if
+        the batch is of this kind.
+        """
         pairs = enumerate(zip(leaves, self.leaves, strict=True))
         return next((i for i, (leaf, there) in pairs if i not in self._places and not _same(leaf, there)), None)
 
@@ -79,11 +84,12 @@ class _BatchJoiner:
 
 
 def as_columns(batches: Iterable[Any], folder: Path | None = None) -> tuple[JoinedBatches, ...]:
-    """Go once over batches (tensors or arrays, in tuples, lists and mappings, nested) and join them in files in a `folder`.
+    """Go once over batches (tensors or arrays, in tuples, lists and mappings, nested) and join
+    them in files in a `folder`.
 
-    Batches whose rows have other shapes, or whose leaves without a row per sample (numbers, strings, tensors of another length) have
-    other values, are of another kind; the kind with the most numbers comes first. Raises JobError where the steps of a bundle cannot
-    take all batches or the disk does not, and ScriptError where iterating raises.
+    Batches whose rows have other shapes, or whose leaves without a row per sample (numbers, strings, tensors of another
+    length) have other values, are of another kind; the kind with the most numbers comes first. Raises JobError where
+    the steps of a bundle cannot take all batches or the disk does not, and ScriptError where iterating raises.
     """
     kinds: dict[_Shapes, list[_BatchJoiner]] = {}
     places, structure, numbers = list[int](), None, list[_Numbers]()
@@ -169,7 +175,9 @@ def _numbers(leaf: torch.Tensor) -> _Numbers:
 
 
 def _check_rows(number: int, leaves: Sequence[Any], places: Sequence[int], numbers: Sequence[_Numbers]) -> None:
-    """Raise JobError unless each leaf has the same kind of rows as in the first batch, and all leaves have the same number of rows."""
+    """Raise JobError unless each leaf has the same kind of rows as in the first batch, and all leaves
+    have the same number of rows.
+    """
     rows = {len(leaves[i]) if _has_rows(leaves[i]) else None for i in places}
     for i, wanted in zip(places, numbers, strict=True):
         leaf = leaves[i]

@@ -99,11 +99,12 @@ Column = torch.Tensor | ColumnFile
 
 
 def as_column(values: Any, folder: Path | None = None) -> Column:
-    """Return a tensor, an array or nested numbers as a tensor; a column in a file, or an array that maps a whole file, stays there.
+    """Return a tensor, an array or nested numbers as a tensor; a column in a file, or an array that maps
+    a whole file, stays there.
 
-    Values that yield their rows one by one (a column of a `datasets.Dataset`) go to a file in a `folder`. Raises JobError if
-    the disk cannot hold them or a row's shape differs from the first. Raises TypeError, ValueError or RuntimeError if they
-    are not numbers.
+    Values that yield their rows one by one (a column of a `datasets.Dataset`) go to a file in a `folder`. Raises
+    JobError if the disk cannot hold them or a row's shape differs from the first. Raises TypeError, ValueError or
+    RuntimeError if they are not numbers.
     """
     if isinstance(values, ColumnFile):
         return values

@@ -57,8 +57,9 @@ def own_code(what: str) -> Iterator[None]:
 def with_model(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return the loss as a function of the model and a batch.
 
-    A module, or a function of torch.nn.functional, is one of the model's output and a target, the last of a batch, whose others are the
-    model's arguments: `loss_fn(model(*inputs), target)`. Raises JobError, when it is called, for a batch without both.
+    A module, or a function of torch.nn.functional, is one of the model's output and a target, the last of a batch,
+    whose others are the model's arguments: `loss_fn(model(*inputs), target)`. Raises JobError, when it is called,
+    for a batch without both.
     """
     import torch
 
@@ -98,17 +99,18 @@ class Bucket:
 class TrainingJob:
     """A training job.
 
-    `loss_fn(model, *batch)` returns a scalar, or (loss, aux) where a one-element aux is shown as the metric; `nn.CrossEntropyLoss()` and
-    its like, modules and functions of torch.nn.functional, are called with the model's output and the target (`with_model`). `data`: one
-    tensor or array per argument of the batch, all with the same first dimension; a batch is some of its rows.
-    `buckets`: further samples with rows of other shapes, such as longer texts, or of another branch; an epoch takes the batches of all in one order.
-    `eval_data`: the same as `data` for evaluation. `scheduler`: a torch LR scheduler on `optimizer`, stepped once per update, or a
-    ReduceLROnPlateau, stepped after each epoch with the mean loss of its batches.
-    `accumulate`: batches whose gradients are summed before an update (divide the loss by it yourself, as in plain
-    PyTorch). `clip_grad_norm`: clip the global norm of the gradients of `model.parameters()` to this. `allow_nonfinite`: go on
-    where the loss or the state becomes NaN or infinite; else training stops there and keeps the last good checkpoint. `pruning`:
-    weights of small magnitude are set to zero during training, which gives other results than plain PyTorch. `epochs`: passes
-    over the data that it is meant for, where `plan --epochs` says nothing. `proximal_mu`: FedProx; mu / 2 times the squared distance from the
+    `loss_fn(model, *batch)` returns a scalar, or (loss, aux) where a one-element aux is shown as the metric;
+    `nn.CrossEntropyLoss()` and its like, modules and functions of torch.nn.functional, are called with the model's
+    output and the target (`with_model`). `data`: one tensor or array per argument of the batch, all with the same first
+    dimension; a batch is some of its rows. `buckets`: further samples with rows of other shapes, such as longer texts,
+    or of another branch; an epoch takes the batches of all in one order. `eval_data`: the same as `data` for
+    evaluation. `scheduler`: a torch LR scheduler on `optimizer`, stepped once per update, or a ReduceLROnPlateau,
+    stepped after each epoch with the mean loss of its batches. `accumulate`: batches whose gradients are summed before
+    an update (divide the loss by it yourself, as in plain PyTorch). `clip_grad_norm`: clip the global norm of the
+    gradients of `model.parameters()` to this. `allow_nonfinite`: go on where the loss or the state becomes NaN or
+    infinite; else training stops there and keeps the last good checkpoint. `pruning`: weights of small magnitude are
+    set to zero during training, which gives other results than plain PyTorch. `epochs`: passes over the data that it is
+    meant for, where `plan --epochs` says nothing. `proximal_mu`: FedProx; mu / 2 times the squared distance from the
     weights that training, or a round of a federation, begins with is added to the loss of each update.
     """
 

@@ -62,7 +62,9 @@ def checked_samples(job: TrainingJob) -> list[JobSamples]:
 
 
 def _check_plateau(job: TrainingJob, per_epoch: int) -> None:
-    """Raise JobError for what does not go with learning rates that follow an epoch's mean loss; the epoch has this many batches."""
+    """Raise JobError for what does not go with learning rates that follow an epoch's mean loss; the
+    epoch has this many batches.
+    """
     rates = [group["lr"] for group in job.optimizer.param_groups]
     what = ""
     if type(job.scheduler) is not ReduceLROnPlateau or job.scheduler.last_epoch:
@@ -194,7 +196,9 @@ def _check_clipped(job: TrainingJob) -> None:
 
 
 def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Raise JobError if user code that is not recorded runs with each optimizer step: it may change the trained parameters."""
+    """Raise JobError if user code that is not recorded runs with each optimizer step: it may
+    change the trained parameters.
+    """
     for hook in hooks_before_steps(optimizer):
         raise JobError(
             f"{place_of_function(hook)} is a hook before the optimizer's steps, which a bundle does not run: change "

@@ -23,8 +23,8 @@ def kind_of_job(job: TrainingJob) -> str:
 def move(job: TrainingJob, kind: str) -> None:
     """Move the job's model and optimizer to a kind of device, unless they are already there.
 
-    The weights keep the initial values that they got on the original device. Raises JobError if the device is absent or cannot hold the
-    model.
+    The weights keep the initial values that they got on the original device. Raises JobError if the device is absent
+    or cannot hold the model.
     """
     if kind_of_job(job) == kind:
         return

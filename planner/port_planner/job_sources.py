@@ -1,7 +1,7 @@
 """A script's `port_job()`, and what it may return instead of a `TrainingJob`.
 
-It may return a `transformers.Trainer`, a LightningModule with its data, or model, loss, optimizer and any iterable of batches. Libraries
-are recognised by class names: only libraries that the script itself imports are loaded.
+It may return a `transformers.Trainer`, a LightningModule with its data, or model, loss, optimizer and any iterable of
+batches. Libraries are recognised by class names: only libraries that the script itself imports are loaded.
 
 A bundle shuffles its samples itself (by the job's seed, in each epoch) and stores every sample as the batches gave it
 once. Data that changes with each read is rejected where that can be detected.
@@ -279,10 +279,11 @@ def _trainers_updates(arguments: Any, of_epoch: int) -> int:
 
 
 def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob:
-    """Return the job of a LightningModule with a DataModule, or with any iterable of batches; what a Lightning Trainer adds is not
-    included.
+    """Return the job of a LightningModule with a DataModule, or with any iterable of batches; what a Lightning
+    Trainer adds is not included.
 
-    Raises JobError for a module that does something between its training steps, and its loss for one that asks which step it is.
+    Raises JobError for a module that does something between its training steps, and its loss for one
+    that asks which step it is.
     """
     _check_lightnings(module, "LightningModule", _LIGHTNINGS_LOOP)
     with own_code("the LightningModule's preparation"):
@@ -360,7 +361,9 @@ def _progress_refused(kind: type) -> Iterator[None]:
 
 
 def _configured(found: Any) -> tuple[torch.optim.Optimizer, Any]:
-    """Return the one optimizer and the scheduler that `configure_optimizers()` gave; raise JobError if it gave anything else."""
+    """Return the one optimizer and the scheduler that `configure_optimizers()` gave; raise JobError
+    if it gave anything else.
+    """
     if isinstance(found, torch.optim.Optimizer):
         return found, None
     if isinstance(found, dict) and isinstance(found.get("optimizer"), torch.optim.Optimizer):

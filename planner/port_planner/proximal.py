@@ -1,8 +1,9 @@
-"""The proximal term of FedProx (Li et al. 2020, arXiv 1812.06127): a loss that holds weights near their starting values.
+"""The proximal term of FedProx (Li et al. 2020, arXiv 1812.06127): a loss that holds weights
+near their starting values.
 
-mu / 2 times the squared distance between the trained weights and their starting values is added to the loss. Those values are kept in
-buffers of the model, which no file of its weights holds; a run, or a round of a federation, that starts from given weights begins there,
-too.
+mu / 2 times the squared distance between the trained weights and their starting values is added to the loss. Those
+values are kept in buffers of the model, which no file of its weights holds; a run, or a round of a federation, that
+starts from given weights begins there, too.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +33,9 @@ def kept_starts(model: torch.nn.Module) -> Mapping[str, str]:
 
 
 def with_proximal_term(loss_fn: Callable[..., Any], weight: float) -> Callable[..., Any]:
-    """Return a loss function with `weight` / 2 times the squared distance of the model's weights from their starting values."""
+    """Return a loss function with `weight` / 2 times the squared distance of the model's weights
+    from their starting values.
+    """
 
     def with_term(model: torch.nn.Module, *batch: Any) -> Any:
         result = loss_fn(model, *batch)

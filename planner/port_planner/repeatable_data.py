@@ -1,4 +1,6 @@
-"""Whether a bundle can repeat a program's data: each sample is stored once, as first read, and batches are made of any samples."""
+"""Whether a bundle can repeat a program's data: each sample is stored once, as first read, and
+batches are made of any samples.
+"""
 
 import hashlib
 import pickle
@@ -26,7 +28,8 @@ _DIGEST_BYTES = 16
 def check_repeatable(batches: Iterable[Any]) -> None:
     """Raise JobError if samples differ when they are read again, or depend on the others of their batch.
 
-    Some samples of a DataLoader's data set are read; of other batches that can be read again, all are if the first batch differs.
+    Some samples of a DataLoader's data set are read; of other batches that can be read again, all are
+    if the first batch differs.
     """
     if not isinstance(batches, DataLoader) or isinstance(batches.dataset, IterableDataset):
         _check_read_again(batches)
@@ -78,7 +81,10 @@ def _equal(one: JoinedBatches, other: JoinedBatches) -> bool:
 
 
 def _depend_on_their_batch(read: Callable[[Sequence[int]], JoinedBatches], data_set: Any, size: int) -> bool:
-    """Return whether rows of a batch differ if half of its samples do. Their order may differ; padded rows are not compared."""
+    """Return whether rows of a batch differ if half of its samples do.
+
+    Their order may differ; padded rows are not compared.
+    """
     if not hasattr(data_set, "__len__") or len(data_set) < 2 * size or size == 1:
         return False
     kept, new = size // 2, size - size // 2

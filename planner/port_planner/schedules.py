@@ -1,7 +1,8 @@
 """A job's learning-rate schedule as a table, which a bundle repeats without the scheduler's code.
 
-So a schedule may depend on the count of updates alone. Tabulating refuses a schedule that uses weights, gradients or the optimizer's state.
-If it uses other things in the program, running the program's own steps shows this (`difference`).
+So a schedule may depend on the count of updates alone. Tabulating refuses a schedule that uses weights,
+gradients or the optimizer's state. If it uses other things in the program, running the program's own steps
+shows this (`difference`).
 """
 
 import copy
@@ -36,7 +37,9 @@ _REMEDY = (
 
 
 def plateau_of(job: TrainingJob) -> PlateauRule | None:
-    """Return the rule by which the job's learning rates follow the losses of epochs, if its scheduler is a ReduceLROnPlateau."""
+    """Return the rule by which the job's learning rates follow the losses of epochs, if its
+    scheduler is a ReduceLROnPlateau.
+    """
     one = job.scheduler
     if not isinstance(one, ReduceLROnPlateau):
         return None
@@ -53,7 +56,9 @@ def spelled(optimizer: torch.optim.Optimizer, schedule: Schedule) -> SpelledSche
 
 
 def difference(schedule: SpelledSchedule, optimizer: torch.optim.Optimizer, update: int) -> str:
-    """Return how the optimizer's hyperparameters before this update, from 0 on, differ from the schedule; "" if they do not."""
+    """Return how the optimizer's hyperparameters before this update, from 0 on, differ from the
+    schedule; "" if they do not.
+    """
     return schedule.difference([hyperparameters(group) for group in optimizer.param_groups], update)
 
 
@@ -61,8 +66,8 @@ def tabulated(job: TrainingJob, updates: int, further: int) -> Schedule:
     """Tabulate the hyperparameters that the job's scheduler changes, for this many `updates`.
 
     `further`: up to which update they are tabulated, as far as the scheduler goes. Optimizer and scheduler are put back
-    afterwards. Raises CaptureError for a schedule that depends on more than the count of updates, JobError for one that adds
-    parameter groups, and ScriptError for what the scheduler raises.
+    afterwards. Raises CaptureError for a schedule that depends on more than the count of updates, JobError for one that
+    adds parameter groups, and ScriptError for what the scheduler raises.
     """
     if job.scheduler is None or isinstance(job.scheduler, ReduceLROnPlateau):
         return ()

@@ -1,7 +1,8 @@
 """Load users' scripts: they find the modules that `python script.py` finds, and leave no files next to them.
 
-A script's folder comes first on its import path. If a module there has the name of one that this project uses (`http.py`,
-`rich/`), both are loaded. The script and its imports use theirs; this project and its earlier imports keep their own.
+A script's folder comes first on its import path. If a module there has the name of one that this project
+uses (`http.py`, `rich/`), both are loaded. The script and its imports use theirs; this project and its
+earlier imports keep their own.
 """
 
 import builtins
@@ -19,7 +20,9 @@ from pathlib import Path
 from port_planner.base.source_roots import PACKAGE_FOLDERS
 
 _MAIN = "__mp_main__"
-"""Python's own name for a script whose main part must not run: processes of `multiprocessing` find the script by its file."""
+"""Python's own name for a script whose main part must not run: processes of `multiprocessing`
+find the script by its file.
+"""
 _NOWHERE = "/dev/null/nowhere"
 """Stands on the import path instead of a script's folder while this project imports."""
 _OUR_FILES = tuple(f"{folder}/" for folder in PACKAGE_FOLDERS)
@@ -69,7 +72,9 @@ def put_first(place: str) -> None:
 
 
 def _rivals(place: str, elsewhere: Sequence[str]) -> frozenset[str]:
-    """Return the names that plain Python finds in `place`, but that mean another module in this process now or later."""
+    """Return the names that plain Python finds in `place`, but that mean another module in
+    this process now or later.
+    """
     found = {name for _, name, _ in pkgutil.iter_modules([place]) if _is_rival(name, place, elsewhere)}
     return frozenset(found - _loaded_at_start() if found else found)
 
@@ -153,8 +158,8 @@ class _Imports:
     def _ours_in_place(self, root: str) -> Iterator[None]:
         """Make `root` mean our module within the context.
 
-        Another thread of the script that imports it meanwhile gets ours, too: waiting could deadlock, because modules have their
-        own locks.
+        Another thread of the script that imports it meanwhile gets ours, too: waiting could deadlock, because
+        modules have their own locks.
         """
         self._count(root, 1)
         try:

@@ -49,7 +49,9 @@ def flat_costs(graph: StepGraph, *, base: int = 0, workspace: int = 0) -> CostTa
 
 
 def packing_costs(graph: StepGraph) -> tuple[PackingCost, ...]:
-    """Return costs under which whatever can be packed may be; every third contents that may be sparse get too little room."""
+    """Return costs under which whatever can be packed may be; every third contents that may be
+    sparse get too little room.
+    """
     return tuple(
         PackingCost(
             p.storage, p.version, p.codec, p.item_bytes, 0.5, _reserved(graph.storages[p.storage].nbytes, p), 1e-5, 1e-5, 1e-5
@@ -103,8 +105,9 @@ def _with_those_that_fit(
     recomputed: list[Decision],
     sliced: tuple[tuple[int, int], ...],
 ) -> Plan:
-    """Add each recomputation whose inputs are there when it runs, or can be made again for it; halve what fails until single
-    ones are left."""
+    """Add each recomputation whose inputs are there when it runs, or can be made again for it; halve what fails
+    until single ones are left.
+    """
 
     def add(candidates: list[Decision]) -> None:
         if not candidates:

@@ -25,7 +25,9 @@ pathlib.Path.read_text = read_text
 
 
 def named_machine(folder: Path, machine: str, then: str = "") -> dict[str, str]:
-    """Return the environment in which Python finds the firmware's name of one of `NAMED_MACHINES`, and runs `then` when it starts."""
+    """Return the environment in which Python finds the firmware's name of one of `NAMED_MACHINES`, and
+    runs `then` when it starts.
+    """
     folder.mkdir(exist_ok=True)
     place, name = NAMED_MACHINES[machine]
     names = {DEVICE_TREE: "", DMI: "", place: name}

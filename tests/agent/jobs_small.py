@@ -1,4 +1,6 @@
-"""A small real job as a bundle, made once per test run: planned for a tight budget, with evaluation and short batches."""
+"""A small real job as a bundle, made once per test run: planned for a tight budget, with
+evaluation and short batches.
+"""
 
 import functools
 import tempfile
@@ -83,7 +85,9 @@ def make_job(**options: Any) -> TrainingJob:
 
 @functools.cache
 def endless_bundle() -> Path:
-    """Return the path of the same job's bundle without a schedule, whose rates are known for as many steps as anybody asks."""
+    """Return the path of the same job's bundle without a schedule, whose rates are known for as
+    many steps as anybody asks.
+    """
     path = Path(_folder().name) / "endless.port"
     write_job(path, make_job(scheduler=None))
     return path
@@ -122,9 +126,11 @@ def write_job(
     plain: PlainRun | None = None,
     ahead: make_bundle.Ahead | None = None,
 ) -> None:
-    """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so many steps of plain PyTorch.
+    """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so
+    many steps of plain PyTorch.
 
-    `remake`: with the graph of a whole update, cut into small chunks, that does or does not make again what a chunk needs.
+    `remake`: with the graph of a whole update, cut into small chunks, that does or does not make
+    again what a chunk needs.
     """
     captured = with_expected_results(make_bundle.prepare(job, updates=30, followed=compared, ahead=ahead), compared)
     captured = replace(captured, plain=plain or captured.plain)

@@ -17,7 +17,10 @@ NAMES = ("attic", "cellar")
 
 @contextmanager
 def paired_agents(root: Path, *peers: str) -> Iterator[list[ControlClient]]:
-    """Run two agents until they have met; `peers`: what each has under [peers] besides name and port. Gives their clients."""
+    """Run two agents until they have met; `peers`: what each has under [peers] besides name and port.
+
+    Gives their clients.
+    """
     with ExitStack() as stack:
         held = [stack.enter_context(socket.create_server(("", 0))) for _ in NAMES]
         ports = [sock.getsockname()[1] for sock in held]

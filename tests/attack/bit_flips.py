@@ -238,7 +238,9 @@ class _NoService:
 
 
 def attack_inbox(scratch: Path, *, every_bytes: int, seed: int = 1) -> AttackOutcome:
-    """Flip bits in what was noted of a finished round and of one under way: no data is trained on twice without a word."""
+    """Flip bits in what was noted of a finished round and of one under way: no data is
+    trained on twice without a word.
+    """
     original = scratch / "original"
     original.mkdir()
     inboxes = Inboxes(scratch / "inbox")
@@ -327,7 +329,9 @@ def attack_bundle(scratch: Path, *, every_bytes: int, seed: int = 1) -> AttackOu
 
 
 def attack_training_state(scratch: Path, *, every_bytes: int, seed: int = 1) -> AttackOutcome:
-    """Flip bits in what a run that was cut after a few steps left: the next run ends with the bits of an undisturbed one."""
+    """Flip bits in what a run that was cut after a few steps left: the next run ends with the
+    bits of an undisturbed one.
+    """
     expected = train(scratch / "undisturbed")[1]
     original = scratch / "original"
     train(original, stop_after=CUT_AFTER)

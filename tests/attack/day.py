@@ -1,6 +1,7 @@
 """Hours of a daemon's life on a clock that is set: random facts, jobs, requests and faults, at its usual rate of looks.
 
-A process of its own, so that its descriptors and memory are the daemon's: `python -m tests.attack.day FOLDER HOURS SEED`.
+A process of its own, so that its descriptors and memory are the daemon's:
+`python -m tests.attack.day FOLDER HOURS SEED`.
 """
 
 import asyncio

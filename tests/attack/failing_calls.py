@@ -134,7 +134,9 @@ def _must_be_clean(wrong: str) -> None:
 
 
 def _in_a_fork(work: Callable[[], None]) -> str:
-    """Return how a piece of work ended in a process of its own: "done", "refused: ...", or what is wrong with its end."""
+    """Return how a piece of work ended in a process of its own: "done", "refused: ...", or
+    what is wrong with its end.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

@@ -1,4 +1,6 @@
-"""Bundles with something changed at random, hashes fitting again, loaded and trained in processes of their own: no signal ever."""
+"""Bundles with something changed at random, hashes fitting again, loaded and trained in processes of
+their own: no signal ever.
+"""
 
 import collections
 import os

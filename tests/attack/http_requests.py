@@ -53,7 +53,9 @@ BODIES = (
     b"{\"for_s\": Infinity}", b"{\"for_s\": 1e999}", b"\"\\ud800\"", b"{\"name\": \"\\ud800\"}", b"1" * 5000, b"\x00" * 64,
 )  # fmt: skip
 _GOOD = re.compile(rb"HTTP/1\.[01] (?:2\d\d|4\d\d|50[1357]) ")
-"""501 and 505 are what Python's own server says to methods and versions that it does not know; 503 and 507 are the agent's."""
+"""501 and 505 are what Python's own server says to methods and versions that it does not know;
+503 and 507 are the agent's.
+"""
 
 
 def odd_requests(seed: int, count: int, key: str) -> Iterator[bytes]:

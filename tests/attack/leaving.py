@@ -20,7 +20,9 @@ WIDTH, LAYERS, BATCH, ROWS = 3536, 8, 8, 64
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """`done` steps had ended when the worker was told to leave in the middle of the next, `resumed` were there afterwards."""
+    """`done` steps had ended when the worker was told to leave in the middle of the next,
+    `resumed` were there afterwards.
+    """
 
     parameters: int
     done: int

@@ -121,7 +121,9 @@ def _recorded(argument: Any) -> Any:
 
 
 def right_calls(functions: Sequence[str] = ()) -> list[Call]:
-    """Return calls of the allowed operators that torch's samples of its functions (or these) make, forward and backward."""
+    """Return calls of the allowed operators that torch's samples of its functions (or these)
+    make, forward and backward.
+    """
     recorder = _Recorder()
     torch.manual_seed(0)
     for info in torch_functions():

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AttackOutcome:
-    """`tried` attacks, of which `clean` did no harm; `harmed` describes the others. `notes` counts how the clean ones ended."""
+    """`tried` attacks, of which `clean` did no harm; `harmed` describes the others.
+
+    `notes` counts how the clean ones ended.
+    """
 
     name: str
     tried: int

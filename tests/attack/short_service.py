@@ -97,7 +97,9 @@ def serve_shortly(folder: Path) -> None:
 
 
 def _may_train(folder: Path) -> Path:
-    """Return the file without which the job that is paused does no step: it cannot be over before it hears of its pause."""
+    """Return the file without which the job that is paused does no step: it cannot be over
+    before it hears of its pause.
+    """
     return folder.with_name("may-train")
 
 
@@ -183,7 +185,9 @@ def check_service(folder: Path) -> str:
 
 
 def jobs_afterwards(folder: Path) -> str:
-    """Start a daemon on what was left and stop it; return which job is not as `serve_shortly` left it, or an empty text."""
+    """Start a daemon on what was left and stop it; return which job is not as `serve_shortly`
+    left it, or an empty text.
+    """
     return asyncio.run(_look(folder))
 
 

@@ -1,4 +1,6 @@
-"""Unplugging a model of 100 million parameters loses the open step and not what was trained since the last checkpoint."""
+"""Unplugging a model of 100 million parameters loses the open step and not what was trained
+since the last checkpoint.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""A job leaves when others need the memory, and outlives sleep and clocks that are set, with the bits of a quiet run."""
+"""A job leaves when others need the memory, and outlives sleep and clocks that are set,
+with the bits of a quiet run.
+"""
 
 import shutil
 import sys

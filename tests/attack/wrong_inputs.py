@@ -1,6 +1,7 @@
 """Every argument of every command, given as it must not be: one line with cause and remedy, exit code 2, nothing done.
 
-What to try comes from the parsers themselves, by the kind of each argument, so that a new option is tried without a word here.
+What to try comes from the parsers themselves, by the kind of each argument, so that a new option is
+tried without a word here.
 """
 
 import argparse

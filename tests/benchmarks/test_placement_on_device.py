@@ -1,4 +1,6 @@
-"""The placement benchmark runs what it chose; here on the simulated device, which it is not known to outside of tests."""
+"""The placement benchmark runs what it chose; here on the simulated device, which it is not
+known to outside of tests.
+"""
 
 import pytest
 

@@ -53,7 +53,9 @@ def test_program_that_raises_plainly_is_not_eligible() -> None:
 
 
 def _abort() -> None:
-    """End as a failed assertion of C does; pytest's handler, which a child has too, would write all stacks to the terminal."""
+    """End as a failed assertion of C does; pytest's handler, which a child has too, would write
+    all stacks to the terminal.
+    """
     faulthandler.disable()
     os.abort()
 

@@ -79,7 +79,8 @@ def typed_commands() -> Iterator[TypedCommand]:
 
 
 def named_commands() -> Iterator[TypedCommand]:
-    """Yield each command that a message, docstring, document or shipped file names, with the options that follow it at once.
+    """Yield each command that a message, docstring, document or shipped file names, with the
+    options that follow it at once.
 
     Prose such as "port-agent runs as" is left out, and so is the one text that lists the names of before.
     """

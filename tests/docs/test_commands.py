@@ -56,7 +56,9 @@ def test_each_command_of_the_documents_is_understood(
 
 
 def why_not(words: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
-    """Return why a parser knows no such command, or ""; whatever follows an argument of the command is not looked at."""
+    """Return why a parser knows no such command, or ""; whatever follows an argument of the
+    command is not looked at.
+    """
     if words == ("job",):
         return "what follows `job` is the name of a command"
     for word in words:

@@ -1,4 +1,6 @@
-"""The reference that code writes has every command, function, setting, exit code and format; the site has every page once."""
+"""The reference that code writes has every command, function, setting, exit code and format; the
+site has every page once.
+"""
 
 import importlib.util
 import subprocess

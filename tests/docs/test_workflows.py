@@ -1,4 +1,6 @@
-"""The workflows of GitHub: their files are valid, what they name exists, and the steps of a release run here as they are written."""
+"""The workflows of GitHub: their files are valid, what they name exists, and the steps of a release run
+here as they are written.
+"""
 
 import json
 import os

@@ -53,7 +53,9 @@ def random_problem(seed: int, *, semantics: Semantics = Semantics.POET, packing:
 
 
 def packed_pairs(seed: int) -> Problem:
-    """Return a forward and a backward pass, each stage's tensor read once more in reverse order; all of them may be packed."""
+    """Return a forward and a backward pass, each stage's tensor read once more in reverse order;
+    all of them may be packed.
+    """
     rng = random.Random(seed)
     size = 8
     stages = tuple(Stage(f"s{t}", rng.uniform(1, 4), 1.0) for t in range(size))
@@ -120,7 +122,9 @@ def with_variants(problem: Problem, seed: int) -> Problem:
 
 
 def _tiles(rng: random.Random, problem: Problem, stages: list[int], count: int) -> Alternative:
-    """Return stages in so many tiles: what they touch is there tile by tile where it is whole neither before nor after."""
+    """Return stages in so many tiles: what they touch is there tile by tile where it is whole
+    neither before nor after.
+    """
     savings = list[TileSaving]()
     for i, tensor in enumerate(problem.tensors):
         touched = tuple(s for s in tensor.accesses if s in stages)
@@ -216,7 +220,9 @@ def _options(problem: Problem, g: int) -> Iterator[Choice | None]:
 
 
 def with_intermediates(problem: Problem, choices: tuple[Choice, ...]) -> Schedule | None:
-    """Return the schedule with the intermediates that its rematerializations call for; None if an input cannot be had."""
+    """Return the schedule with the intermediates that its rematerializations call for; None
+    if an input cannot be had.
+    """
     present = {(i, t) for i, tensor in enumerate(problem.tensors) for t in tensor.accesses if t != tensor.birth}
     chosen = {c.gap: c for c in choices}
     for g, gap in enumerate(problem.gaps):

@@ -88,7 +88,9 @@ class OwnAdamW(Optimizer):
 
 
 class ScheduleFree(Lion):
-    """Steps of a copy of the weights, whose average the weights are, and which is an average itself; begun as people begin them."""
+    """Steps of a copy of the weights, whose average the weights are, and which is an average itself;
+    begun as people begin them.
+    """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

@@ -1,4 +1,6 @@
-"""Columns in files give the rows back that were appended, whatever their numbers, and say when the disk takes no more."""
+"""Columns in files give the rows back that were appended, whatever their numbers, and say
+when the disk takes no more.
+"""
 
 import subprocess
 import sys

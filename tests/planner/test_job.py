@@ -1,4 +1,6 @@
-"""What the user's own code raises is told with its own lines, what this program raises passes, and torch's own losses are losses."""
+"""What the user's own code raises is told with its own lines, what this program raises passes, and
+torch's own losses are losses.
+"""
 
 import functools
 import json

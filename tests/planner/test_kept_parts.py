@@ -1,4 +1,6 @@
-"""What a program changes in a later step past torch's operators is refused, in the step and in hooks after the update."""
+"""What a program changes in a later step past torch's operators is refused, in the step and
+in hooks after the update.
+"""
 
 from collections.abc import Callable
 from typing import Any

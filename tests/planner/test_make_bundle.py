@@ -1,4 +1,6 @@
-"""From a job to graphs, tables and a bundle: every batch size has its graph, and what cannot be trained on is refused."""
+"""From a job to graphs, tables and a bundle: every batch size has its graph, and what cannot
+be trained on is refused.
+"""
 
 import copy
 import itertools

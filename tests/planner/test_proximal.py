@@ -1,4 +1,6 @@
-"""A job with FedProx's term trains as plain PyTorch with the term in its loss does, from the bundle's weights or given ones."""
+"""A job with FedProx's term trains as plain PyTorch with the term in its loss does, from the
+bundle's weights or given ones.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Data that a bundle would repeat otherwise than the program reads it is refused; what only comes in another order is not."""
+"""Data that a bundle would repeat otherwise than the program reads it is refused; what only
+comes in another order is not.
+"""
 
 import random
 from collections.abc import Callable, Iterable, Iterator

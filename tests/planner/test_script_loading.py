@@ -47,7 +47,9 @@ load_script(Path({str(script)!r})).port_job()
 
 @pytest.mark.process
 def test_ours_stays_ours_while_theirs_is_there(tmp_path: Path) -> None:
-    """Also what is loaded only then, by a module of ours: `http.cookies` beside a script's `http`, and a library that imports it."""
+    """Also what is loaded only then, by a module of ours: `http.cookies` beside a script's `http`, and
+    a library that imports it.
+    """
     for name in ("http", "colorsys", "wave"):
         (tmp_path / f"{name}.py").write_text("MINE = True\n")
     (tmp_path / "train.py").write_text(

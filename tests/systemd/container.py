@@ -1,6 +1,7 @@
 """A Debian container with a real systemd as its first process: boots in two seconds, trains at native speed.
 
-Memory limits and delegation work here only where the machine outside has a cgroup2 tree; the emulated machine tests them.
+Memory limits and delegation work here only where the machine outside has a cgroup2 tree; the
+emulated machine tests them.
 """
 
 import shutil

@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.long, pytest.mark.root]
 SUITE = "arm64-16k"
 RAM_MIB = 3072
 INSTALL_S, IMPORT_S = 2400.0, 1800.0
-"""Of unpacking and compiling a version, and of a program that imports torch: two minutes and half a minute on a quiet machine."""
+"""Of unpacking and compiling a version, and of a program that imports torch: two minutes and half a
+minute on a quiet machine.
+"""
 AS_DELIVERED = "cgroup_disable=memory psi=0"
 """What the firmware of a Raspberry Pi puts on the kernel's command line."""
 TESTS = (
@@ -77,7 +79,9 @@ def test_a_followed_program_has_plain_pytorchs_numbers(machine: Machine) -> None
 
 
 def test_a_budget_is_a_memory_group(machine: Machine) -> None:
-    """Rounded to pages as the kernel rounds it, a limit is believed; with pages of 4 KiB taken for granted it was not."""
+    """Rounded to pages as the kernel rounds it, a limit is believed; with pages of 4 KiB
+    taken for granted it was not.
+    """
     program = "from port_agent.system.memory_limit import scope_command as s; print(*(len(s(n << 20)) for n in (512, 1024, 2048)))"
     assert "0" not in check(machine, f"{PYTHON} -c '{program}'", IMPORT_S).split()
 

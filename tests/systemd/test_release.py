@@ -1,4 +1,6 @@
-"""What a release publishes is whole: the wheel has all that the sources have, installs where nothing of ours is, and trains."""
+"""What a release publishes is whole: the wheel has all that the sources have, installs where
+nothing of ours is, and trains.
+"""
 
 import hashlib
 import json

@@ -24,8 +24,8 @@ class Event(Protocol):
 class Backend(Protocol):
     """One device: its memory, one stream that computes and one that copies, and its generator.
 
-    Host and device order their work by events alone: a copy starts after the event that it is given, and its readers wait for the event
-    that it returns. Memory is freed by its owner, and only after waiting for the copy's event.
+    Host and device order their work by events alone: a copy starts after the event that it is given, and its readers
+    wait for the event that it returns. Memory is freed by its owner, and only after waiting for the copy's event.
     """
 
     kind: str
@@ -37,7 +37,9 @@ class Backend(Protocol):
     """Whether the device uses the host's memory, so that one budget covers both."""
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Return at least `nbytes` bytes of the device's memory; raises torch.OutOfMemoryError if the cap forbids it."""
+        """Return at least `nbytes` bytes of the device's memory; raises
+        torch.OutOfMemoryError if the cap forbids it.
+        """
 
     def allocate_shared(self, nbytes: int) -> torch.Tensor:
         """Return memory as `allocate` does, which the host can also address if the device has such memory."""
@@ -50,13 +52,18 @@ class Backend(Protocol):
         """
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
-        """Return at least `nbytes` bytes of the host's memory, block-aligned, that copies reach without another copy."""
+        """Return at least `nbytes` bytes of the host's memory, block-aligned, that copies
+        reach without another copy.
+        """
 
     def reached(self) -> Event:
         """Return the point up to which the computing stream has been given work."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Event) -> Event:
-        """Copy bytes on the copying stream once `after` has passed; return the event that marks the copy's end. Any thread may call it."""
+        """Copy bytes on the copying stream once `after` has passed; return the event that marks the copy's end.
+
+        Any thread may call it.
+        """
 
     def wait(self, event: Event) -> None:
         """Make the computing stream wait for `event`; the host does not wait."""
@@ -71,13 +78,16 @@ class Backend(Protocol):
         """Put the device's default generator into this state."""
 
     def allocated_bytes(self) -> int:
-        """Return the bytes of the device's memory that tensors hold now; 0 on the CPU, whose allocator counts itself."""
+        """Return the bytes of the device's memory that tensors hold now; 0 on the CPU,
+        whose allocator counts itself.
+        """
 
     def reserved_bytes(self) -> int:
         """Return the bytes that the device's allocator has for tensors, gaps between them included; 0 on the CPU."""
 
     def outside_bytes(self) -> int:
-        """Return the bytes of the device's memory that this process holds besides tensors (context, libraries); 0 on the CPU.
+        """Return the bytes of the device's memory that this process holds besides tensors (context,
+        libraries); 0 on the CPU.
 
         Takes some tenths of a second if the driver's own program is asked.
         """
@@ -89,4 +99,6 @@ class Backend(Protocol):
         """Restart the peak."""
 
     def limit(self, nbytes: int) -> None:
-        """Limit tensors to `nbytes` of the device's memory; does nothing on the CPU, where the kernel enforces limits."""
+        """Limit tensors to `nbytes` of the device's memory; does nothing on the CPU, where
+        the kernel enforces limits.
+        """

@@ -1,7 +1,7 @@
 """The choice of the backend that computes a step.
 
-Devices of other packages come in through the entry point group `port_agent.backends`: the name of the kind, and a class that is a
-`Backend`. torch must know the device by then; torch's own group `torch.backends` is for that.
+Devices of other packages come in through the entry point group `port_agent.backends`: the name of the kind, and a class
+that is a `Backend`. torch must know the device by then; torch's own group `torch.backends` is for that.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,9 @@ _MADE_BY: Mapping[str, Callable[[], Backend]] = {CPU: CpuBackend, CUDA: CudaBack
 
 
 def shares_host_memory(kind: str) -> bool:
-    """Return whether memory of a kind of device is the host's memory; False for a device that the agent does not know."""
+    """Return whether memory of a kind of device is the host's memory; False for a device
+    that the agent does not know.
+    """
     try:
         return backend_of(kind).unified
     except DeviceAbsentError:

@@ -1,8 +1,8 @@
 """Operators of the CPU on teams of threads. A team is a number of threads, or the cores of one cluster.
 
-A team that may run on any core is the calling thread with another number of threads. Setting the number is cheap, and if it is one or all,
-the OpenMP library keeps its threads. A team with cores of its own is a thread bound to them, because the threads that it starts inherit
-this; each operator is handed to it.
+A team that may run on any core is the calling thread with another number of threads. Setting the number is cheap, and
+if it is one or all, the OpenMP library keeps its threads. A team with cores of its own is a thread bound to them,
+because the threads that it starts inherit this; each operator is handed to it.
 """
 
 import os
@@ -23,7 +23,8 @@ class CpuTeamError(PortError):
 
 
 class CpuTeams:
-    """Runs operators on the teams of a step. Number 0 is the calling thread with `threads` threads; the others are `teams`, from number 1.
+    """Runs operators on the teams of a step. Number 0 is the calling thread with `threads` threads; the others
+    are `teams`, from number 1.
 
     Raises CpuTeamError if the cores of a team are not available.
     """

@@ -1,7 +1,7 @@
 """An NVIDIA GPU: one computing stream, which is torch's current one, and one that copies.
 
-Programs within `--gpu-ram` have run on an H200. Planned steps have run only on the simulated device of the tests, which is stricter about
-order. `make check-gpu` shows what both do on a GPU.
+Programs within `--gpu-ram` have run on an H200. Planned steps have run only on the simulated device of the tests, which
+is stricter about order. `make check-gpu` shows what both do on a GPU.
 """
 
 import contextlib
@@ -16,13 +16,14 @@ from port_planner.ir.device_kinds import CUDA
 from port_planner.torch_compat.devices import allocator_settings, set_allocator
 
 _INTEGRATED_CONTEXT_BYTES = 667 << 20
-"""Memory in bytes of the context on a GPU that shares the host's memory and whose driver does not report a process's share. This is the
-size with all modules loaded (pytorch#86509); with lazy loading it is 287 MB.
+"""Memory in bytes of the context on a GPU that shares the host's memory and whose driver does not report a process's
+share. This is the size with all modules loaded (pytorch#86509); with lazy loading it is 287 MB.
 """
 
 _PINNED_AS_ASKED = "pinned_max_cached_size_mb:0"
-"""Setting that makes torch's allocator of pinned memory allocate what is asked. By default it rounds up to the next power of two and
-keeps freed memory, which is twice what a plan counts.
+"""Setting that makes torch's allocator of pinned memory allocate what is asked.
+
+By default it rounds up to the next power of two and keeps freed memory, which is twice what a plan counts.
 """
 
 _GROWING = "expandable_segments"
@@ -52,7 +53,9 @@ class CudaBackend:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
     def allocate_shared(self, nbytes: int) -> torch.Tensor:
-        """Return pinned memory if the GPU computes in the host's memory; raises torch.OutOfMemoryError if the limit forbids it."""
+        """Return pinned memory if the GPU computes in the host's memory; raises
+        torch.OutOfMemoryError if the limit forbids it.
+        """
         if not self.unified:
             return self.allocate(nbytes)
         if self.allocated_bytes() + nbytes > self._limit_bytes:
@@ -110,8 +113,9 @@ class CudaBackend:
         return self._counted("peak") + self._shared.peak_bytes
 
     def _counted(self, which: str, what: str = "allocated_bytes") -> int:
-        """Return a count of the allocator in bytes. `torch.cuda.memory_allocated` creates 300 names for each call, which takes half a
-        millisecond.
+        """Return a count of the allocator in bytes.
+
+        `torch.cuda.memory_allocated` creates 300 names for each call, which takes half a millisecond.
         """
         return int(torch.cuda.memory_stats_as_nested_dict(self._device)[what]["all"][which])
 
@@ -137,7 +141,8 @@ class CudaBackend:
 
 
 def pin_as_asked(kind: str) -> None:
-    """Make torch allocate exactly the requested pinned memory of a CUDA device, and release it when it is freed; nothing for others.
+    """Make torch allocate exactly the requested pinned memory of a CUDA device, and release it when it is
+    freed; nothing for others.
 
     This affects the whole process: do not call it in one that runs the user's program, whose data loader relies on kept
     memory.
@@ -147,10 +152,11 @@ def pin_as_asked(kind: str) -> None:
 
 
 def grow_segments(kind: str) -> None:
-    """Let torch's allocator of a CUDA device grow its segments, so that free memory is not fragmented; nothing for others.
+    """Let torch's allocator of a CUDA device grow its segments, so that free memory is not
+    fragmented; nothing for others.
 
-    What is set already stays, this setting included. Never call it for a GPU that shares the host's memory: the driver of a Tegra
-    ends the process.
+    What is set already stays, this setting included. Never call it for a GPU that shares the host's memory: the driver
+    of a Tegra ends the process.
     """
     if kind != CUDA or _GROWING in (asked := allocator_settings()):
         return
@@ -167,7 +173,9 @@ def card_name() -> str:
 
 
 def held_by(pid: int, card: str) -> int | None:
-    """Return the bytes of a card's memory that a process holds according to the driver; None if it does not report it."""
+    """Return the bytes of a card's memory that a process holds according to the driver; None
+    if it does not report it.
+    """
     words = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", card]
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         output = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_DRIVER_PATIENCE_S).stdout

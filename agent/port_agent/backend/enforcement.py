@@ -1,7 +1,9 @@
-"""Find what stops a process that exceeds its share of a device's memory, by tests in separate processes that may exceed it.
+"""Find what stops a process that exceeds its share of a device's memory, by tests in separate
+processes that may exceed it.
 
-`python -m port_agent.backend.enforcement KIND BOUND ...` is such a process: it reports that it has begun and then, for each bound in turn,
-whether more memory was refused. If the kernel kills it, the first bound without a report is the one that acted.
+`python -m port_agent.backend.enforcement KIND BOUND ...` is such a process: it reports that it has begun and
+then, for each bound in turn, whether more memory was refused. If the kernel kills it, the first bound without a
+report is the one that acted.
 """
 
 import contextlib
@@ -22,7 +24,9 @@ from port_agent.system.python_process import module_command, module_environment
 from port_planner.base.process_memory import PAGE_BYTES, available_bytes, resident_bytes
 
 PROBE_BYTES = 64 << 20
-"""Bytes of device memory that are allocated to see which counter notices: enough to stand out, and small enough to be available."""
+"""Bytes of device memory that are allocated to see which counter notices: enough to stand out, and
+small enough to be available.
+"""
 _LIMIT_BYTES = PROBE_BYTES // 4
 """Limit of the test process."""
 
@@ -42,7 +46,9 @@ class _UntriedError(Exception):
 
 
 def enforced(backend: Backend) -> dict[str, str]:
-    """Return what each bound does when a process takes more device memory: `REFUSED`, `ALLOWED`, `KILLED`, or why that is not known."""
+    """Return what each bound does when a process takes more device memory: `REFUSED`, `ALLOWED`, `KILLED`,
+    or why that is not known.
+    """
     return tried(backend.kind, (ALLOCATOR, DATA)) | _in_a_group(backend)
 
 
@@ -58,7 +64,10 @@ def _in_a_group(backend: Backend) -> dict[str, str]:
 
 
 def tried(kind: str, bounds: tuple[str, ...], within: Sequence[str] = ()) -> dict[str, str]:
-    """Return the outcome of each bound, tested one after another in one process. `within`: command that runs it in a scope."""
+    """Return the outcome of each bound, tested one after another in one process.
+
+    `within`: command that runs it in a scope.
+    """
     words = [*within, *module_command(__name__), kind, *bounds]
     try:
         done = subprocess.run(words, env=module_environment(), capture_output=True, text=True, timeout=_PATIENCE_S)

@@ -23,8 +23,8 @@ from port_planner.ir.torch_device import device_name
 class DeviceReport(msgspec.Struct, frozen=True):
     """One device. `seen_by`: growth of each of the kernel's counters when `PROBE_BYTES` of its memory were taken.
 
-    `enforced`: what each bound did about a process that took more (`port_agent.backend.enforcement`); `bounded`: whether torch's own limit
-    held.
+    `enforced`: what each bound did about a process that took more (`port_agent.backend.enforcement`); `bounded`:
+    whether torch's own limit held.
     """
 
     kind: str

@@ -1,4 +1,6 @@
-"""Copies of weights, buffers and optimizer state in the host's memory, for a device with its own memory: one per key."""
+"""Copies of weights, buffers and optimizer state in the host's memory, for a device with
+its own memory: one per key.
+"""
 
 from collections.abc import Iterable
 

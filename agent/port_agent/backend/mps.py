@@ -1,8 +1,9 @@
 """The GPU of an Apple chip: one stream, and memory that is the host's own.
 
-This has not run on a Mac. Copies are blocking: a non-blocking copy from the host can arrive torn (pytorch#189690), and there is no second
-stream to hide one on. The host may not use a tensor's address, but torch has another address for the same memory that it may use
-(`_host_alias_storage`, as safetensors loads weights). A measurement decides whether pages go through copies.
+This has not run on a Mac. Copies are blocking: a non-blocking copy from the host can arrive torn (pytorch#189690),
+and there is no second stream to hide one on. The host may not use a tensor's address, but torch has another address
+for the same memory that it may use (`_host_alias_storage`, as safetensors loads weights). A measurement decides
+whether pages go through copies.
 """
 
 from typing import Protocol

@@ -16,8 +16,8 @@ def block(nbytes: int) -> torch.Tensor:
 
     It is aligned where the allocator aligns its blocks.
 
-    Under the preloaded allocator torch's own blocks are page-aligned; elsewhere a private anonymous map is, which, unlike
-    a shared one, the kernel counts as data of this process and gives back the moment it is freed.
+    Under the preloaded allocator torch's own blocks are page-aligned; elsewhere a private anonymous map is, which,
+    unlike a shared one, the kernel counts as data of this process and gives back the moment it is freed.
     """
     size = max(padded(nbytes), BLOCK)
     if _ACTIVE is not None or size < 16 * BLOCK:
@@ -34,5 +34,7 @@ def whole_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def placed(contents: torch.Tensor, kind: str, nbytes: int) -> torch.Tensor:
-    """Return `nbytes`, which is in the host's memory, on a kind of device: unchanged on the CPU, otherwise a copy that has arrived."""
+    """Return `nbytes`, which is in the host's memory, on a kind of device: unchanged on the CPU,
+    otherwise a copy that has arrived.
+    """
     return contents if kind == CPU else contents[:nbytes].to(kind)

@@ -1,6 +1,7 @@
 """Host memory that a device reaches at the same address, so that its contents need not be copied.
 
-Used for a GPU that computes in the host's memory. torch's own allocator there returns memory that the host cannot address.
+Used for a GPU that computes in the host's memory. torch's own allocator there returns memory
+that the host cannot address.
 """
 
 import weakref
@@ -13,7 +14,8 @@ from port_planner.torch_compat.devices import storage_over
 
 
 class SharedMemory:
-    """Device tensors over host memory, which is kept until the device has finished all work that it was given before they were freed.
+    """Device tensors over host memory, which is kept until the device has finished all work that it was
+    given before they were freed.
 
     `take`: allocates host memory that the device reaches; `reached`: the point up to which the device has been given
     work. `changed`: called whenever `live_bytes` has changed.

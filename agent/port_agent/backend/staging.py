@@ -1,8 +1,8 @@
 """Transfers between a device's memory and a page file through two host buffers, filled and emptied in turn.
 
-Only the page thread uses them. While it writes one buffer to the file, the device copies the next chunk into the other; while the device
-takes one, the file is read into the other. Where memory is shared, pages that the host can address go directly to the file and back without
-a copy, if that was measured to be faster.
+Only the page thread uses them. While it writes one buffer to the file, the device copies the next chunk into the other;
+while the device takes one, the file is read into the other. Where memory is shared, pages that the host can address go
+directly to the file and back without a copy, if that was measured to be faster.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,10 @@ address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
 
 
 class Staging:
-    """Buffers of `chunk_bytes` each; no transfer moves more at once. `shares`: pages that the host can address are not copied."""
+    """Buffers of `chunk_bytes` each; no transfer moves more at once.
+
+    `shares`: pages that the host can address are not copied.
+    """
 
     def __init__(self, backend: Backend, chunk_bytes: int, *, shares: bool = False) -> None:
         self.backend, self.chunk_bytes, self.shares = backend, chunk_bytes, shares
@@ -38,7 +41,10 @@ class Staging:
         return sum(buffer.numel() for buffer in self.buffers)
 
     def pages(self, nbytes: int) -> torch.Tensor:
-        """Return the host's block of pages, at least `nbytes` long. All programs share it, and it grows when one needs more."""
+        """Return the host's block of pages, at least `nbytes` long.
+
+        All programs share it, and it grows when one needs more.
+        """
         if self._pages is None or self._pages.numel() < nbytes:
             self._pages = None
             self._pages = self.backend.allocate_host(nbytes)
@@ -56,7 +62,9 @@ class Staging:
         return self._turn
 
     def side(self, contents: torch.Tensor) -> "DeviceSide":
-        """Return the device's side of a transfer of these bytes, which starts after all work given to the computing stream so far."""
+        """Return the device's side of a transfer of these bytes, which starts after all work given to
+        the computing stream so far.
+        """
         return DeviceSide(self, contents, self.backend.reached())
 
 
@@ -86,7 +94,10 @@ class DeviceSide:
         return self._host is None or address(self._host) % BLOCK == 0
 
     def fetch(self, place: int, nbytes: int) -> int:
-        """Return the host address of `nbytes` from byte `place`. If it is a copy, the next part is already under way on return."""
+        """Return the host address of `nbytes` from byte `place`.
+
+        If it is a copy, the next part is already under way on return.
+        """
         if self._host is not None:
             return address(self._host) + place
         self._begin(place, nbytes)

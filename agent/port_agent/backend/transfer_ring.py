@@ -1,7 +1,7 @@
 """Copies between ordinary host memory and a device's memory, through a ring of pinned buffers.
 
-A separate thread fills and empties the buffers, so that neither host nor device waits for a copy that is not needed yet. Pinned memory is
-slow to allocate and is never paged; the ring is allocated once.
+A separate thread fills and empties the buffers, so that neither host nor device waits for a copy that is not needed
+yet. Pinned memory is slow to allocate and is never paged; the ring is allocated once.
 """
 
 import contextlib
@@ -46,8 +46,9 @@ class RingCopy:
 
 
 class TransferRing:
-    """The ring and its thread, shared by all steps of a job. `chunk_bytes`: size of each buffer. `around`: context in which its thread
-    copies.
+    """The ring and its thread, shared by all steps of a job.
+
+    `chunk_bytes`: size of each buffer. `around`: context in which its thread copies.
     """
 
     def __init__(

@@ -58,9 +58,9 @@ AREAS: Mapping[str, tuple[str, ...]] = {
     "energy": ("energy", "dashboard"),
     "mcu.command": ("mcu",),
 }
-"""Modules of this package and the commands that each adds, in the order of `--help-all`; grouped commands stand by their old names
-(`groups`). Each module has `add_commands(subparsers)`; a command sets `run=function(arguments) -> exit code` with `set_defaults`. A
-command loads its own module and no other.
+"""Modules of this package and the commands that each adds, in the order of `--help-all`; grouped commands stand by
+their old names (`groups`). Each module has `add_commands(subparsers)`; a command sets
+`run=function(arguments) -> exit code` with `set_defaults`. A command loads its own module and no other.
 """
 
 

@@ -207,9 +207,9 @@ _WORDS = frozenset({"operator", "variant", "calls", "most in module"})
 class OperatorSum:
     """The cost of all calls of one variant of an operator in a step, on one kind of device.
 
-    `workspace_bytes`: workspace of the largest call. `variant`: whole, or the number of tiles. `phases`: number of calls in the forward
-    pass, the backward pass and the update. `elsewhere_seconds`: time measured on the other device, where operators are divided between two;
-    None if that device lacks one of them.
+    `workspace_bytes`: workspace of the largest call. `variant`: whole, or the number of tiles. `phases`: number of
+    calls in the forward pass, the backward pass and the update. `elsewhere_seconds`: time measured on the other device,
+    where operators are divided between two; None if that device lacks one of them.
     """
 
     name: str

@@ -173,7 +173,8 @@ def _plain(info: "SourceInfo | None") -> object:
 
 
 def _show_sources(reports: "Iterable[SourceReport]") -> None:
-    """Print the power sources: first those that work, best first, then the broken ones, then those that this machine lacks.
+    """Print the power sources: first those that work, best first, then the broken ones, then
+    those that this machine lacks.
 
     Broken sources are shown with the remedy.
     """

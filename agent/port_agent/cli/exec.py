@@ -1,7 +1,7 @@
 """`exec`: run an unchanged program within a memory budget.
 
-This process checks its arguments, sets the limits and becomes the program (execve), so signals, exit code, terminal and process id are the
-program's own. Then `port_agent.intercept.exec.launch` runs inside the program.
+This process checks its arguments, sets the limits and becomes the program (execve), so signals, exit code, terminal and
+process id are the program's own. Then `port_agent.intercept.exec.launch` runs inside the program.
 """
 
 import argparse
@@ -213,7 +213,8 @@ def run_in_budget(
     name: str,
     ours: bool = False,
 ) -> NoReturn:
-    """Become a program within the budget of `arguments`: a script or a module. `ours`: whether it is a module of this package.
+    """Become a program within the budget of `arguments`: a script or a module. `ours`: whether it is
+    a module of this package.
 
     `arguments` have `ram`, `tensors` and the options that `add_budget_options` adds; `name` is what the agent shows.
     Raises UsageError, and ConfigError and EnergyConfigError for the settings.
@@ -317,7 +318,10 @@ def _program(words: list[str]) -> tuple[bool, list[str]]:
 
 
 def _without_python(words: list[str]) -> list[str]:
-    """Return a command without a leading interpreter if that is this interpreter; raises UsageError if it may be another one."""
+    """Return a command without a leading interpreter if that is this interpreter.
+
+    Raises UsageError if it may be another one.
+    """
     first = Path(words[0])
     if not _PYTHON.fullmatch(first.name) or (first.parent == Path() and first.exists()):
         return words

@@ -1,4 +1,7 @@
-"""The manual page, and the source of the command line's reference. Both come from the parser that reads the commands."""
+"""The manual page, and the source of the command line's reference.
+
+Both come from the parser that reads the commands.
+"""
 
 import argparse
 import re

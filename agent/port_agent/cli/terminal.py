@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _OBEYED = re.compile(
     "\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Characters that a terminal acts on: control characters except tab and line ends, marks that change the direction of text, and lone
-surrogates.
+"""Characters that a terminal acts on: control characters except tab and line ends, marks that change the direction of
+text, and lone surrogates.
 """
 
 
@@ -59,7 +59,8 @@ def guarded() -> Iterator[None]:
 def terminal(*, stderr: bool = False) -> "Console":
     """Return the terminal, which prints the words of workers, boards and other agents unchanged.
 
-    By default, Rich fails on `[/dev/ttyACM0]`, which it takes for the end of a style, drops `[float32]`, and replaces `:key:`.
+    By default, Rich fails on `[/dev/ttyACM0]`, which it takes for the end of a style, drops
+    `[float32]`, and replaces `:key:`.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment

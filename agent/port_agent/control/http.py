@@ -153,8 +153,8 @@ async def serve_connection(
 ) -> None:
     """Answer the requests of one connection.
 
-    `refuse` returns why the peer is rejected, or "". `waits` is called with True when the server begins to wait for the client, and with
-    False when the client begins to wait for the server.
+    `refuse` returns why the peer is rejected, or "". `waits` is called with True when the server begins to wait for the
+    client, and with False when the client begins to wait for the server.
     """
     try:
         reason, peer = refuse(writer), _unix_peer(writer)
@@ -205,7 +205,9 @@ async def _one_request(
 
 
 async def _discard_body(request: HttpRequest) -> None:
-    """Read the rest of the body: if the socket closes while the client is still sending, the client never sees the answer."""
+    """Read the rest of the body: if the socket closes while the client is still sending, the
+    client never sees the answer.
+    """
     async with asyncio.timeout(IDLE_TIMEOUT_S):
         try:
             async for _ in request.body():

@@ -43,7 +43,10 @@ def connect(runtime_dir: Path | None, patience_s: float = PATIENCE_S) -> "Contro
 
 
 def _is_there(socket: Path) -> bool:
-    """Return whether a socket is visible. Users without access to the system's directory get an error that says so when they connect."""
+    """Return whether a socket is visible.
+
+    Users without access to the system's directory get an error that says so when they connect.
+    """
     try:
         return socket.exists()
     except PermissionError:
@@ -51,7 +54,8 @@ def _is_there(socket: Path) -> bool:
 
 
 def energy_settings(config: Path | None) -> "tuple[EnergyConfig, int]":
-    """Return the `[energy]` settings and the daily budget of flash writes from this file, or else from the system's file if it exists.
+    """Return the `[energy]` settings and the daily budget of flash writes from this file, or else from the
+    system's file if it exists.
 
     Raises ConfigError and EnergyConfigError.
     """

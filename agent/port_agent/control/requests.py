@@ -70,7 +70,10 @@ class RunNowRequest(msgspec.Struct, frozen=True):
 
 
 class PairingRequest(msgspec.Struct, frozen=True):
-    """Show a pairing code for a time, or enter one. `host` and `port` are those of the device that shows it, if known."""
+    """Show a pairing code for a time, or enter one.
+
+    `host` and `port` are those of the device that shows it, if known.
+    """
 
     code: Annotated[str, msgspec.Meta(max_length=_CODE_LIMIT)] | None = None
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)] | None = None
@@ -178,7 +181,9 @@ def _check_page_dirs(spec: JobSpec) -> None:
 
 
 def _check_arguments(spec: JobSpec) -> None:
-    """Raise JobRequestError unless the options for the worker only choose a board, and do nothing else such as writing files."""
+    """Raise JobRequestError unless the options for the worker only choose a board, and do nothing
+    else such as writing files.
+    """
     words = iter(spec.arguments)
     for word in words:
         if word not in _BOARD_ARGUMENTS or (word in _WITH_VALUE and next(words, "-").startswith("-")):

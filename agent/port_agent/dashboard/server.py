@@ -102,7 +102,10 @@ class Dashboard:
         return self._energy(query) if path == ENERGY else self._client.get(QUESTIONS[path])
 
     def wish(self, path: str) -> Any:
-        """Execute one of the page's actions and return the agent's answer; None for an unknown path. Raises `PortError`."""
+        """Execute one of the page's actions and return the agent's answer; None for an unknown path.
+
+        Raises `PortError`.
+        """
         if path in WISHES:
             target, fields = WISHES[path]
             return self._client.post(target, **fields)
@@ -178,7 +181,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.UNAUTHORIZED, {"error": "open the address that `port-agent dashboard` printed"})
 
     def _from_here(self) -> bool:
-        """Return whether the request was addressed to this machine: a foreign name that resolves here belongs to another site."""
+        """Return whether the request was addressed to this machine: a foreign name that resolves
+        here belongs to another site.
+        """
         return self.headers.get("Host", "").partition(":")[0] in _LOCAL_NAMES
 
     def _has_key(self) -> bool:

@@ -46,7 +46,10 @@ class IdleBaseline:
 
 
 def stored_baselines(content: str | None) -> dict[str, float]:
-    """Return the baselines that an earlier run stored. If they are unreadable, return none; they are then measured again."""
+    """Return the baselines that an earlier run stored.
+
+    If they are unreadable, return none; they are then measured again.
+    """
     try:
         return msgspec.json.decode(content or "{}", type=dict[str, float])
     except msgspec.DecodeError:

@@ -2,8 +2,9 @@
 
     joules = static_watts * seconds + sum over classes of work: figure * amount
 
-The figures are fitted by least squares over the runs, each weighted by 1 / its joules, because a meter's error is proportional to its
-reading. The standard errors are those of the fit (Draper and Smith, Applied Regression Analysis, section 5).
+The figures are fitted by least squares over the runs, each weighted by 1 / its joules, because a meter's
+error is proportional to its reading. The standard errors are those of the fit (Draper and Smith, Applied
+Regression Analysis, section 5).
 """
 
 import enum
@@ -73,7 +74,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The result of the runs; classes without a run are missing. `gaps`: loads from which nothing was learned, and why."""
+    """The result of the runs; classes without a run are missing.
+
+    `gaps`: loads from which nothing was learned, and why.
+    """
 
     static_watts: Estimate
     figures: Mapping[WorkClass, Estimate]
@@ -91,10 +95,11 @@ def meter_runs(
     wait: Callable[[float], None],
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[list[MeteredRun], tuple[str, ...]]:
-    """Run each load for about `run_s` seconds, all of them `repeats` times; return the metered runs, and the loads that gave none.
+    """Run each load for about `run_s` seconds, all of them `repeats` times; return the metered runs, and
+    the loads that gave none.
 
-    The meter's first period is skipped, so that its figures cover this load alone. A run in which the meter failed or had no reading is
-    discarded and named.
+    The meter's first period is skipped, so that its figures cover this load alone. A run in which the meter failed or
+    had no reading is discarded and named.
     """
     sampler = Sampler(SourceChoice((source,), ()), IssueList(), lambda info: None)
     period_s = min(source.info.period_s, run_s)
@@ -131,7 +136,8 @@ def meter_runs(
 def fit(runs: Sequence[MeteredRun], gaps: tuple[str, ...] = ()) -> Calibration:
     """Return the figures that explain the runs best; none is below zero.
 
-    If no two runs distinguish them, ACTIVE is counted with the cores. Raises CalibrationError if too few runs were metered.
+    If no two runs distinguish them, ACTIVE is counted with the cores. Raises CalibrationError if
+    too few runs were metered.
     """
     done = [work for work in WorkClass if any(run.work.get(work) for run in runs)]
     while True:

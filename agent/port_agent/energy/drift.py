@@ -80,7 +80,9 @@ class DriftMonitor:
     def add(
         self, plan: int, planned_s: float | None, wall_s: float, planned_joules: float | None, joules: float | None
     ) -> Correction | None:
-        """Record a step; return the correction if the window is full and the ratio is off by more than the tolerance."""
+        """Record a step; return the correction if the window is full and the ratio is off
+        by more than the tolerance.
+        """
         if plan != self._plan:
             self._plan = plan
             self._time_factor = self._energy_factor = 1.0

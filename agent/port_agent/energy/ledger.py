@@ -1,7 +1,8 @@
 """The energy ledger on disk: SQLite, written in batches, bounded, readable while the agent runs.
 
-Everything is summed in memory and written once per flush (300 s unless configured) in one transaction of the write-ahead log. This writes a
-few MB per day to an SD card. A crash loses at most that time; the next start records it as a gap.
+Everything is summed in memory and written once per flush (300 s unless configured) in one transaction of
+the write-ahead log. This writes a few MB per day to an SD card. A crash loses at most that time; the next
+start records it as a gap.
 """
 
 import json
@@ -27,18 +28,24 @@ from port_planner.base.errors import PortError
 
 FILE_NAME = "energy.sqlite"
 SCHEMA_VERSION = 2
-"""Version of the tables. Version 1 had no table `gpu`; it gets one when the agent starts, and can be read without it."""
+"""Version of the tables.
+
+Version 1 had no table `gpu`; it gets one when the agent starts, and can be read without it.
+"""
 READABLE_VERSIONS = (1, SCHEMA_VERSION)
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 KEEP_S = {MINUTE_S: 2 * DAY_S, HOUR_S: 62 * DAY_S, DAY_S: 3660 * DAY_S}
-"""Seconds for which roll-ups are kept, by period: 2 days of minutes are at most 35,000 rows of one job's phases, and ten years of days
-40,000.
+"""Seconds for which roll-ups are kept, by period: 2 days of minutes are at most 35,000 rows of one job's phases, and
+ten years of days 40,000.
 """
 KEEP_ROWS = {"step": 20_000, "gap": 2_000, "event": 2_000, "epoch": 20_000, "wear": 4_000}
 STEP_ROW_S = 5.0
 """Length in seconds below which steps share a row; otherwise a day of 20 ms steps would be 4 million rows."""
 _MAX_WAITING = 20_000
-"""Largest number of sums kept while the disk rejects them; beyond this, minutes are summed to hours. A day of one job has 16,000."""
+"""Largest number of sums kept while the disk rejects them; beyond this, minutes are summed to hours.
+
+A day of one job has 16,000.
+"""
 
 _GPU_TABLE = """
 CREATE TABLE gpu (
@@ -281,8 +288,8 @@ class Ledger:
     def write(self, batch: Batch, now_unix: float) -> int:
         """Write a batch in one transaction and delete what has expired; return the bytes written.
 
-        An SD card may take a second. Raises `LedgerError` if the disk rejects the batch; then nothing of it is in the file, and `give_back`
-        keeps it for the next try.
+        An SD card may take a second. Raises `LedgerError` if the disk rejects the batch; then nothing of it is in the
+        file, and `give_back` keeps it for the next try.
         """
         wal = self.path.with_name(self.path.name + "-wal")
         before = wal.stat().st_size if wal.exists() else 0

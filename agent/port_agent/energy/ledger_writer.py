@@ -30,7 +30,8 @@ class LedgerWriter:
     def begin(self, unix: float) -> Future[int]:
         """Begin to write what has accumulated, and return a future that completes when it is written.
 
-        While the last batch is still being written, its future is returned. A disk that rejects a batch becomes an issue.
+        While the last batch is still being written, its future is returned. A disk that rejects
+        a batch becomes an issue.
         """
         self.take_outcome()
         if self._writing is None:

@@ -11,7 +11,9 @@ _JOULES_PER_KWH = 3.6e6
 _GB = 1e9
 
 ASSUMED_PRICE_PER_KWH = 0.30
-"""Price of a kWh if `energy.price_per_kwh` is not set: the price for households in Europe (Eurostat nrg_pc_204, 2024: 0.28 to 0.29 EUR)."""
+"""Price of a kWh if `energy.price_per_kwh` is not set: the price for households in Europe (Eurostat
+nrg_pc_204, 2024: 0.28 to 0.29 EUR).
+"""
 
 ASSUMED_BYTES = 32 * 10**9
 """Size in bytes of a medium that does not report it: the size of the card sold with most boards."""
@@ -26,8 +28,8 @@ SSD 30 (street prices of 2025). Hard disks and compressed RAM are not worn out b
 class Medium:
     """One medium, its endurance and the price of a written byte.
 
-    `endurance_bytes`: bytes that can be written in its life; None if writing does not wear it out. `assumed`: whether that figure is
-    assumed. `wear_joules_per_byte`: the energy that the cost of a byte's wear would buy.
+    `endurance_bytes`: bytes that can be written in its life; None if writing does not wear it out. `assumed`: whether
+    that figure is assumed. `wear_joules_per_byte`: the energy that the cost of a byte's wear would buy.
     """
 
     kind: MediumKind
@@ -40,7 +42,8 @@ class Medium:
 class FlashPrices:
     """The owner's prices of medium and electricity; None uses an assumed price.
 
-    `medium`: price of the whole medium, 0 if its wear does not matter; `per_kwh`: price of electricity, in the same currency.
+    `medium`: price of the whole medium, 0 if its wear does not matter; `per_kwh`: price of
+    electricity, in the same currency.
     """
 
     endurance_bytes: int | None = None
@@ -64,8 +67,8 @@ def medium_under(folder: Path, prices: FlashPrices, root: Path = Path("/")) -> M
 def used_life(folder: Path, root: Path = Path("/")) -> float | None:
     """Return the share of its life that the medium of `folder` has used, by its registers; None if it has none.
 
-    eMMC reports it to every user; an SD card has no such register, and NVMe and SATA report it only to root (an admin command). Raises
-    SourceError if the register cannot be read.
+    eMMC reports it to every user; an SD card has no such register, and NVMe and SATA report it only to root (an admin
+    command). Raises SourceError if the register cannot be read.
     """
     disk = block_device_of(folder, root)
     path = None if disk is None else _below(disk) / "device/life_time"

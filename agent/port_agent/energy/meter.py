@@ -2,8 +2,8 @@
 
 The supervisor feeds it ticks and worker events, and may ask for figures at any time.
 
-It has no timer of its own. A tick reads the source in use and settles what became known. Every few minutes the accumulated figures go to a
-thread that writes the ledger, because an SD card may take a second.
+It has no timer of its own. A tick reads the source in use and settles what became known. Every few minutes the
+accumulated figures go to a thread that writes the ledger, because an SD card may take a second.
 """
 
 import json
@@ -37,7 +37,9 @@ from port_agent.worker.protocol import Event, PlanSwitched, StepDone, WorkerPaus
 IDLE_PERIOD_S = 30.0
 """Seconds between samples of an idle machine."""
 _SLEPT_S = 1.0
-"""Seconds of the shortest suspension that is noticed; shorter ones cannot be told apart from the time between reading two clocks."""
+"""Seconds of the shortest suspension that is noticed; shorter ones cannot be told apart from the time
+between reading two clocks.
+"""
 _FIRST_FLUSH_S = 30.0
 """Seconds after a start until the ledger is first written, so that there is something to show."""
 _MAX_EVENTS = 100
@@ -107,9 +109,9 @@ def open_meter(
 ) -> "EnergyMeter":
     """Return the meter of this machine with its ledger in `state_dir`.
 
-    `table` is `[energy]` of the configuration. `model` is the board's power model, if it must not be looked up. `wear` counts what the
-    agent writes. Never raises for a sensor; raises `EnergyConfigError` or `BoardError` for a bad setting and `LedgerError` when the ledger
-    cannot be opened.
+    `table` is `[energy]` of the configuration. `model` is the board's power model, if it must not be looked up. `wear`
+    counts what the agent writes. Never raises for a sensor; raises `EnergyConfigError` or `BoardError` for a bad
+    setting and `LedgerError` when the ledger cannot be opened.
     """
     config = EnergyConfig.from_table(table)
     model = model or (model_of(config.board, root))
@@ -284,7 +286,8 @@ class EnergyMeter:
     def flush(self, now_s: float) -> Future[int]:
         """Begin to write the ledger and return a future that completes when it is written.
 
-        While the last batch is still being written, its future is returned. A disk that rejects a batch becomes a health item.
+        While the last batch is still being written, its future is returned. A disk that rejects a
+        batch becomes a health item.
         """
         self._flush_s = now_s + self._config.flush_s
         self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))

@@ -14,11 +14,15 @@ SECTOR_BYTES = 512
 """Unit of /sys/block/*/stat, whatever the device's own sector size (Documentation/block/stat.rst)."""
 _WRITTEN_SECTORS_FIELD = 6
 ASSUMED_CYCLES = 600
-"""Program and erase cycles of consumer flash (TLC) if no endurance was given. This is what makers of SSDs promise (TBW over capacity,
-such as 150 TB of 250 GB). The daily budget of the policy assumes the same (deploy/config.toml).
+"""Program and erase cycles of consumer flash (TLC) if no endurance was given.
+
+This is what makers of SSDs promise (TBW over capacity, such as 150 TB of 250 GB). The daily budget of the policy
+assumes the same (deploy/config.toml).
 """
 _LIFE_STEPS = {0: None, **{step: step * 0.1 for step in range(1, 11)}, 11: 1.0}
-"""Share of life per step of eMMC 5's life_time estimate: 0x01 means 0 % to 10 %, 0x0b past its life (JEDEC JESD84-B51, 7.4.22)."""
+"""Share of life per step of eMMC 5's life_time estimate: 0x01 means 0 % to 10 %, 0x0b past its life
+(JEDEC JESD84-B51, 7.4.22).
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,9 @@ class WearAccount:
         return self._journal.written_on(day_of(self._wall_s()))
 
     def daily_bytes(self) -> float:
-        """Return the bytes written per day: the mean since yesterday began, or today's so far if nothing was written yesterday."""
+        """Return the bytes written per day: the mean since yesterday began, or today's so far if
+        nothing was written yesterday.
+        """
         now_s = self._wall_s()
         before = self._journal.written_on(day_of(now_s - DAY_S))
         days = 1.0 + (1.0 - day_left_s(now_s) / DAY_S if before else 0.0)

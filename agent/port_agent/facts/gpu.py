@@ -1,4 +1,6 @@
-"""Whether there is a GPU and whether somebody uses it, found from device nodes, a Jetson's load file or nvidia-smi, without torch."""
+"""Whether there is a GPU and whether somebody uses it, found from device nodes, a Jetson's load file or
+nvidia-smi, without torch.
+"""
 
 import re
 
@@ -46,7 +48,9 @@ def awake_cards(tree: Tree) -> tuple[str, ...] | None:
 
 
 def parse_utilization(text: str) -> float | None:
-    """Return the busiest card's percent from nvidia-smi's output, which has a line per card; None if no card reports it."""
+    """Return the busiest card's percent from nvidia-smi's output, which has a line per card;
+    None if no card reports it.
+    """
     shares = [float(word) for word in text.split() if word.replace(".", "", 1).isdigit()]
     return max(shares, default=None)
 

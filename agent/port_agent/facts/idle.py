@@ -128,7 +128,10 @@ class InputMonitor:
         self._last: tuple[float, str] | None = None
 
     def look(self, marks: Mapping[str, float], now_s: float, known_s: Mapping[str, float] | None = None) -> None:
-        """Record the current marks. `known_s`: seconds since the last change of those marks that report it themselves."""
+        """Record the current marks.
+
+        `known_s`: seconds since the last change of those marks that report it themselves.
+        """
         for name, mark in marks.items():
             if name not in self._marks:
                 self._note(now_s - max(0.0, (known_s or {}).get(name, 0.0)), name)
@@ -153,8 +156,8 @@ class InputMonitor:
 def terminal_stamps(tree: Tree) -> dict[str, float]:
     """Return when input was last read from each terminal, in Unix time: the kernel stamps them (every 8 s).
 
-    People use consoles, pseudoterminals, and those other lines that the kernel calls consoles or that login gave to the group of /dev/tty.
-    The rest belong to devices.
+    People use consoles, pseudoterminals, and those other lines that the kernel calls consoles or that login gave to the
+    group of /dev/tty. The rest belong to devices.
     """
     active = (tree.text(tree.sys / "class/tty/console/active", SENSOR) or "").split()
     login = tree.stat(tree.dev / "tty", SENSOR)

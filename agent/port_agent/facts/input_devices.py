@@ -1,4 +1,5 @@
-"""Whether something was typed or moved, from counters of keyboards, mice and touch surfaces, which show when but never what.
+"""Whether something was typed or moved, from counters of keyboards, mice and touch surfaces, which
+show when but never what.
 
 USB counts the transfers of each device (`urbnum`), and a polled device completes a transfer only when it has something
 to report. Others are counted by their interrupts: the keyboard controller of a PC (i8042), and devices on I2C by their
@@ -40,7 +41,9 @@ def read_counters(tree: Tree) -> dict[str, int]:
 
 
 def _by_hand(tree: Tree, device: Path) -> bool:
-    """Return whether a device is a keyboard, a mouse or a touch surface, rather than a lid, a button or a loudspeaker."""
+    """Return whether a device is a keyboard, a mouse or a touch surface, rather than a lid,
+    a button or a loudspeaker.
+    """
     events = tree.text(device / "capabilities/ev", f"{SENSOR}/{device.parent.name}") or "0"
     properties = tree.text(device / "properties", f"{SENSOR}/{device.parent.name}") or "0"
     return bool(_bits(events) & (_EV_REL | _EV_REP)) or bool(_bits(properties))

@@ -15,7 +15,9 @@ _CONSTANT_ZONES = ("pmic",)
 
 
 def zone_temperatures(line: str) -> dict[str, float]:
-    """Return degrees Celsius by zone from a line in any format since L4T R28, without constant zones and those that are off."""
+    """Return degrees Celsius by zone from a line in any format since L4T R28, without constant
+    zones and those that are off.
+    """
     return {
         name.lower(): float(value)
         for name, value in _ZONE.findall(line)

@@ -215,7 +215,9 @@ def read_meminfo(tree: Tree) -> dict[str, int]:
 
 
 def free_disk(tree: Tree, directory: Path) -> tuple[int | None, int | None]:
-    """Return the bytes that an unprivileged process may still write below `directory`, and the number of files that it may create."""
+    """Return the bytes that an unprivileged process may still write below `directory`, and the number of
+    files that it may create.
+    """
     try:
         stats = tree.ask(directory, lambda: os.statvfs(directory))
     except OSError as error:

@@ -68,7 +68,9 @@ class MacPlatform:
     hint_works = False
 
     def __init__(self, events: PowerEvents | None = None) -> None:
-        """`events`: reports a changed power source at once; without it, a change is seen up to `refresh_every_s` later."""
+        """`events`: reports a changed power source at once; without it, a change is seen up
+        to `refresh_every_s` later.
+        """
         self.tree, self._events = Tree(), events
         self._power = PowerReading(Power.UNKNOWN, None, "pmset was not asked yet")
         self._throttle = ThrottleReading(Answer.UNKNOWN)
@@ -119,7 +121,9 @@ class MacPlatform:
         )
 
     def plug_monitor(self) -> tuple[str, ...]:
-        """Return the power source of the last event, or else of the last `refresh`: pmset is too slow for 20 queries a second."""
+        """Return the power source of the last event, or else of the last `refresh`: pmset is too
+        slow for 20 queries a second.
+        """
         return (self._present_power().power.value,)
 
     def awake_command(self, what: str) -> tuple[str, ...]:

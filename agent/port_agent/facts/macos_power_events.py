@@ -1,8 +1,9 @@
 """The power source of a Mac, reported by IOKit the moment it changes, instead of polling pmset every few seconds.
 
-Uses ctypes for eight functions of two libraries that every Mac has; pyobjc would be a dependency of several megabytes. The signatures are
-those of IOKit/ps/IOPowerSources.h and CoreFoundation/CFRunLoop.h. IOPSNotificationCreateRunLoopSource calls back on any change of the power
-sources; IOPSGetProvidingPowerSourceType names the one in use as pmset does.
+Uses ctypes for eight functions of two libraries that every Mac has; pyobjc would be a dependency of several megabytes.
+The signatures are those of IOKit/ps/IOPowerSources.h and CoreFoundation/CFRunLoop.h.
+IOPSNotificationCreateRunLoopSource calls back on any change of the power sources; IOPSGetProvidingPowerSourceType names
+the one in use as pmset does.
 """
 
 import ctypes

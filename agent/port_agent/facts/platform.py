@@ -59,7 +59,9 @@ class Platform(Protocol):
         """Return a signature that changes when the power source may have changed; takes microseconds."""
 
     def awake_command(self, what: str) -> tuple[str, ...] | None:
-        """Return a command that runs a program while `what` (`sleep` or `idle`) is inhibited; None if this is not possible."""
+        """Return a command that runs a program while `what` (`sleep` or `idle`) is inhibited;
+        None if this is not possible.
+        """
 
 
 async def run_command(*argv: str) -> str:

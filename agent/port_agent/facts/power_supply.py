@@ -1,11 +1,11 @@
 """The source of power, from Linux's power_supply class.
 
-The rule avoids the mistakes of other programs (peripheral batteries, hard-coded adapter names, USB-C, a status that lags). Supplies of
-scope Device are skipped. A UPS that is offline or discharges is battery power, whatever the supplies behind it report. Any other online
-Mains, USB, Wireless or UPS supply is external power. The exception is a USB port beside offline mains while a battery discharges. If a
-supply is offline, a battery that still reports Charging counts as discharging until its level has risen for a while. Such a battery may
-have a second, unlisted charger (USB-C alongside a barrel jack). A battery alone is battery power; an empty list is "assumed external";
-everything else is unknown.
+The rule avoids the mistakes of other programs (peripheral batteries, hard-coded adapter names, USB-C, a status that
+lags). Supplies of scope Device are skipped. A UPS that is offline or discharges is battery power, whatever the supplies
+behind it report. Any other online Mains, USB, Wireless or UPS supply is external power. The exception is a USB port
+beside offline mains while a battery discharges. If a supply is offline, a battery that still reports Charging counts as
+discharging until its level has risen for a while. Such a battery may have a second, unlisted charger (USB-C alongside a
+barrel jack). A battery alone is battery power; an empty list is "assumed external"; everything else is unknown.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,7 +28,9 @@ CHARGED_PERCENT, CHARGED_S = 1.0, 60.0
 """Rise of the level (percent) and its duration (s) that together prove a charger which no supply reports."""
 
 UPS_REST_AMPERES = 0.02
-"""Current in amperes below which a UPS battery counts as resting: a resting one shows some mA, and the smallest board draws 50."""
+"""Current in amperes below which a UPS battery counts as resting: a resting one shows some mA, and
+the smallest board draws 50.
+"""
 
 _UPS_BOARD = Path("ups")
 """Name of the UPS's chip for questions to a device tree; it has no file there."""
@@ -93,8 +95,8 @@ class ChargeMonitor:
 
     def __init__(self) -> None:
         self._begun: dict[str, tuple[float, float, float]] = {}
-        """For each name: the time since which the supplies are offline (monotonic s), and the lowest and highest level since then, in
-        percent.
+        """For each name: the time since which the supplies are offline (monotonic s), and the lowest and highest
+        level since then, in percent.
         """
 
     def look(self, supplies: Sequence[Supply], now_s: float) -> frozenset[str]:
@@ -125,8 +127,8 @@ def judge(
 ) -> PowerReading:
     """Return the power source that the list of all supplies implies.
 
-    `charged`: batteries that charge according to a `ChargeMonitor`; `unread`: supplies that exist but cannot be read; `had_battery`:
-    whether there was a battery before.
+    `charged`: batteries that charge according to a `ChargeMonitor`; `unread`: supplies that exist but cannot be read;
+    `had_battery`: whether there was a battery before.
     """
     ours = [supply for supply in supplies if not supply.peripheral]
     batteries = [supply for supply in ours if supply.is_battery and supply.present]
@@ -165,11 +167,16 @@ class PowerSensor:
     """Reads the supplies repeatedly, and remembers what a single reading does not show."""
 
     def __init__(self, ups_amperes: Callable[[], float] | None = None) -> None:
-        """`ups_amperes`: returns the current into the battery of a UPS board, negative while it feeds the machine; raises OSError."""
+        """`ups_amperes`: returns the current into the battery of a UPS board, negative while it feeds the machine.
+
+        Raises OSError.
+        """
         self._charge, self._ups_amperes, self._had_battery = ChargeMonitor(), ups_amperes, False
 
     def read(self, tree: Tree, now_s: float) -> PowerReading:
-        """Return the power source read from `tree`; a class that cannot be listed and supplies that cannot be read are faults."""
+        """Return the power source read from `tree`; a class that cannot be listed and supplies that
+        cannot be read are faults.
+        """
         entries = tree.listed(tree.sys / "class/power_supply", "power")
         if entries is None:
             return PowerReading(Power.UNKNOWN, None, "the power supplies cannot be listed")

@@ -1,7 +1,7 @@
 """A thread for reads that may hang (a dead bus, a FIFO, a file server that is down), so that the caller does not.
 
-The caller waits for the answer as long as it likes, blocking or in an event loop. It is not a pool thread, because Python waits for those
-at exit.
+The caller waits for the answer as long as it likes, blocking or in an event loop. It is not a pool thread, because
+Python waits for those at exit.
 """
 
 import queue
@@ -16,7 +16,9 @@ _Questions = queue.SimpleQueue[Callable[[], None] | None]
 
 
 class ReaderThread:
-    """Answers one question after another; its thread starts with the first and ends with the process, hanging or not."""
+    """Answers one question after another; its thread starts with the first and ends with
+    the process, hanging or not.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,8 +1,8 @@
 """How long a desktop has not been used, as the desktop itself reports within its session.
 
-A helper in the session (`port-agent session`) asks the X server, under Wayland the compositor or the desktop over D-Bus,
-and reports through a file in /dev/shm. The file's modification time is the last input, and the kernel's own timestamp next to it
-shows when the helper last asked. The file's contents are never read or written.
+A helper in the session (`port-agent session`) asks the X server, under Wayland the compositor or the desktop over
+D-Bus, and reports through a file in /dev/shm. The file's modification time is the last input, and the kernel's own
+timestamp next to it shows when the helper last asked. The file's contents are never read or written.
 """
 
 import contextlib
@@ -59,8 +59,9 @@ MONITORS = (
         "GetSessionIdleTime",
     ),
 )
-"""Methods of GNOME, on Wayland and X, and of KDE on X and similar desktops. KDE on Wayland always answers 0 here; its compositor's
-socket reports the true value.
+"""Methods of GNOME, on Wayland and X, and of KDE on X and similar desktops.
+
+KDE on Wayland always answers 0 here; its compositor's socket reports the true value.
 """
 
 Ask = Callable[[IdleMonitor], float | None]
@@ -112,7 +113,9 @@ class _XScreenSaverInfo(ctypes.Structure):
 
 
 def ask_x_server() -> float | None:
-    """Return the idle seconds of the session's X server; None without one, and under Wayland, where it sees only its own input."""
+    """Return the idle seconds of the session's X server; None without one, and under Wayland, where
+    it sees only its own input.
+    """
     if "DISPLAY" not in os.environ or "WAYLAND_DISPLAY" in os.environ:
         return None
     try:

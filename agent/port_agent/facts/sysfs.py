@@ -82,8 +82,8 @@ class Tree:
     def text(self, path: Path, sensor: str, *, required: bool = False, absent: Sequence[int] = ()) -> str | None:
         """Return the stripped content of `path`, or None.
 
-        A file that is not there is silently None unless `required`: kernels differ. Any other failure (permission, EINVAL, an input/output
-        error) is a fault of `sensor`, except for errors that mean `absent` here.
+        A file that is not there is silently None unless `required`: kernels differ. Any other failure (permission,
+        EINVAL, an input/output error) is a fault of `sensor`, except for errors that mean `absent` here.
         """
 
         def read() -> str:
@@ -97,7 +97,10 @@ class Tree:
         return self._found(path, sensor, path.stat)
 
     def resolved(self, path: Path, sensor: str) -> Path | None:
-        """Return `path` without symbolic links; None if it leads nowhere. A path that cannot be followed is also a fault."""
+        """Return `path` without symbolic links; None if it leads nowhere.
+
+        A path that cannot be followed is also a fault.
+        """
         return self._found(path, sensor, lambda: Path(os.path.realpath(path, strict=True)))
 
     def number(self, path: Path, sensor: str, *, required: bool = False, absent: Sequence[int] = ()) -> int | None:
@@ -121,7 +124,10 @@ class Tree:
         )
 
     def listed(self, path: Path, sensor: str) -> list[Path] | None:
-        """Return the sorted entries of a directory, none for an absent one. A directory that cannot be listed gives None and a fault."""
+        """Return the sorted entries of a directory, none for an absent one.
+
+        A directory that cannot be listed gives None and a fault.
+        """
         known_faults = len(self.faults)
         found = self._found(path, sensor, lambda: sorted(path.iterdir(), key=attrgetter("name")))
         return [] if found is None and len(self.faults) == known_faults else found

@@ -10,15 +10,21 @@ from port_agent.facts.sysfs import Tree
 
 SENSOR = "temperature"
 _PLAUSIBLE_C = range(-40, 151)
-"""Range of plausible degrees Celsius: a Jetson reports -256 for a zone that is switched off, and no chip survives 150."""
+"""Range of plausible degrees Celsius: a Jetson reports -256 for a zone that is switched off,
+and no chip survives 150.
+"""
 
 _FOREIGN_ZONES = ("pmic-die", "iwlwifi", "bat", "ath10k", "ath11k")
-"""Zones that do not show the processor's heat: PMIC-Die is a constant on Jetsons; radios and batteries do not warm from training alone."""
+"""Zones that do not show the processor's heat: PMIC-Die is a constant on Jetsons; radios and batteries do not
+warm from training alone.
+"""
 
 _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal")
 
 _BITS_NOW = {0: "under-voltage", 1: "ARM frequency capped", 2: "throttled", 3: "soft temperature limit"}
-"""Bits of the Pi firmware's get_throttled that describe the present; 16 to 19 mean the same since boot and never reset."""
+"""Bits of the Pi firmware's get_throttled that describe the present; 16 to 19 mean the same
+since boot and never reset.
+"""
 
 _THROTTLING = "throttling"
 _PI_BUS, _PI_FIRMWARE = re.compile(r"soc.*"), re.compile(r"soc.*:firmware")
@@ -28,7 +34,10 @@ _PI_BUS, _PI_FIRMWARE = re.compile(r"soc.*"), re.compile(r"soc.*:firmware")
 
 
 class TemperatureSensor:
-    """The hottest of the processor's thermometers, read repeatedly. A thermometer that once gave a value is reported when it vanishes."""
+    """The hottest of the processor's thermometers, read repeatedly.
+
+    A thermometer that once gave a value is reported when it vanishes.
+    """
 
     def __init__(self) -> None:
         self._seen: set[Path] = set()
@@ -36,8 +45,8 @@ class TemperatureSensor:
     def read(self, tree: Tree) -> float | None:
         """Return degrees Celsius, or None. Zones do not replace chips: the zone of a PC's firmware may be a constant.
 
-        A thermometer that gave a value and is gone or fails, and one that hangs, is a fault of `temperature`; others that fail
-        are faults of their own: some never give a value.
+        A thermometer that gave a value and is gone or fails, and one that hangs, is a fault of `temperature`; others
+        that fail are faults of their own: some never give a value.
         """
         values = _read_zones(tree) | _read_chips(tree)
         found = {place: value / 1000.0 for place, value in values.items() if value is not None}
@@ -74,7 +83,9 @@ def _read_chips(tree: Tree) -> dict[Path, int | None]:
 
 
 def _has_vanished(tree: Tree, place: Path, found: Iterable[Path]) -> bool:
-    """Return whether a thermometer vanished together with others of its chip: a core that is switched off takes its own with it."""
+    """Return whether a thermometer vanished together with others of its chip: a core that is switched
+    off takes its own with it.
+    """
     beside = any(other.parent == place.parent for other in found)
     return not beside and tree.stat(place, _sensor(place)) is None
 
@@ -84,7 +95,9 @@ def _sensor(place: Path) -> str:
 
 
 def _plausible(tree: Tree, place: Path) -> int | None:
-    """Return a zone's reading; None without a fault for EAGAIN: an Orin answers this for parts that it lacks or has switched off."""
+    """Return a zone's reading; None without a fault for EAGAIN: an Orin answers this for parts that it
+    lacks or has switched off.
+    """
     value = tree.number(place, _sensor(place), absent=(errno.EAGAIN,))
     return value if value is not None and value // 1000 in _PLAUSIBLE_C else None
 

@@ -1,7 +1,7 @@
 """How long a Wayland session has not been used, as its compositor reports through `ext_idle_notifier_v1`.
 
-KWin (KDE Plasma), sway, labwc (Raspberry Pi OS), Hyprland and COSMIC speak this protocol; GNOME answers over D-Bus instead.
-The few messages that it takes are written and parsed here, so that no library is needed.
+KWin (KDE Plasma), sway, labwc (Raspberry Pi OS), Hyprland and COSMIC speak this protocol; GNOME answers over D-Bus
+instead. The few messages that it takes are written and parsed here, so that no library is needed.
 """
 
 import contextlib
@@ -30,7 +30,10 @@ _Event = tuple[int, int, bytes]
 
 
 class WaylandIdle:
-    """Queries a session's compositor repeatedly. The first query connects, and so does the next one after a lost connection."""
+    """Queries a session's compositor repeatedly.
+
+    The first query connects, and so does the next one after a lost connection.
+    """
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
@@ -77,7 +80,10 @@ class WaylandIdle:
         return True
 
     def _offered(self) -> dict[str, int]:
-        """Return the compositor's interfaces, each with the number by which its first object is bound. Raises OSError."""
+        """Return the compositor's interfaces, each with the number by which its first object is bound.
+
+        Raises OSError.
+        """
         self._send(_DISPLAY, _GET_REGISTRY, _WORD.pack(_REGISTRY))
         self._send(_DISPLAY, _SYNC, _WORD.pack(_LISTED))
         offered: dict[str, int] = {}

@@ -1,8 +1,9 @@
-"""The answer of a device to one message of a federation: `python -m port_agent.federate.client ORDER`, a short-lived process.
+"""The answer of a device to one message of a federation:
+`python -m port_agent.federate.client ORDER`, a short-lived process.
 
-For a message that asks to train, it runs twice. First it writes the initial weights and no reply. The job's own worker then trains, when
-and with the memory that the policy grants. Then it runs again with the result, and writes the reply. Clipping and masking are Flower's own
-modifiers, chosen by the contents of the message.
+For a message that asks to train, it runs twice. First it writes the initial weights and no reply. The job's own worker
+then trains, when and with the memory that the policy grants. Then it runs again with the result, and writes the reply.
+Clipping and masking are Flower's own modifiers, chosen by the contents of the message.
 """
 
 import math
@@ -117,7 +118,9 @@ class _Device:
         return Message(RecordDict({"metrics": MetricRecord({SAMPLES: self._samples})}), reply_to=message)
 
     def check_budget(self, config: ConfigRecord) -> None:
-        """Raise BudgetSpentError if answering a message would spend more privacy than the owner or the leader allows."""
+        """Raise BudgetSpentError if answering a message would spend more privacy than the
+        owner or the leader allows.
+        """
         self._ledger.check(_noise_of(config), self._message, self._budget(config))
 
     def _spend(self, noise: float, config: ConfigRecord) -> None:
@@ -159,7 +162,10 @@ def _noise_of(config: ConfigRecord) -> float:
 
 
 def _clipping_norm(config: ConfigRecord) -> float | None:
-    """Return the norm to which a message clips changes; None without clipping. Raises FlowerMessageError for a norm that clips nothing."""
+    """Return the norm to which a message clips changes; None without clipping.
+
+    Raises FlowerMessageError for a norm that clips nothing.
+    """
     norm = config.get(KEY_CLIPPING_NORM)
     if norm is not None and not (isinstance(norm, float) and 0 < norm < math.inf):
         raise FlowerMessageError(f"its clipping norm is {norm!r}, not a finite number above 0")

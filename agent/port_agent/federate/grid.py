@@ -25,13 +25,16 @@ class GridClosedError(PortError):
 class PeerGrid(Grid):
     """The devices of one round; messages wait in files of `folder`, which the supervisor reads.
 
-    `goal`: number of replies that are enough. Devices that have not replied by then, or within a message's time, are not waited for.
+    `goal`: number of replies that are enough. Devices that have not replied by then, or within a message's
+    time, are not waited for.
     """
 
     def __init__(
         self, run_id: int, nodes: Iterable[int], goal: int, folder: Path, check: Callable[[Message, Message], None]
     ) -> None:
-        """`check`, which may be replaced, receives the request and the reply; it raises FlowerMessageError for an unacceptable reply."""
+        """`check`, which may be replaced, receives the request and the reply; it raises FlowerMessageError
+        for an unacceptable reply.
+        """
         self.amend: Callable[[Message], None] = lambda message: None
         """Function that changes a message before it is sent; may be replaced."""
         self._run = Run.create_empty(run_id)

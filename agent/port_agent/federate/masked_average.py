@@ -55,7 +55,9 @@ _MAX_EXPONENT, _MAX_EXPONENTS = 129, {"float64": 1023}
 _SUM_ROUNDING = 1.001
 """Amount in steps by which an average of shares may lie outside of its range, because of rounding."""
 _FAR_OUT = 8.0
-"""Factor over the median: a device whose largest change exceeds it is named as the cause of steps that are too coarse."""
+"""Factor over the median: a device whose largest change exceeds it is named as the cause of
+steps that are too coarse.
+"""
 draw_masks_here(importlib.import_module("flwr.server.workflow.secure_aggregation.secaggplus_workflow"))
 
 
@@ -74,8 +76,10 @@ class _Sizes:
 
 
 class _Masking(SecAggPlusWorkflow):
-    """Flower's stages. Flower asks for shares of a device that left before it gave any: there are none, and nothing is masked with its
-    keys.
+    """Flower's stages.
+
+    Flower asks for shares of a device that left before it gave any: there are none, and
+    nothing is masked with its keys.
     """
 
     def share_keys_stage(self, grid: Grid, context: LegacyContext, state: WorkflowState) -> bool:
@@ -215,7 +219,9 @@ class MaskedAverage:
 
 
 def _check_shares(shares: Arrays) -> None:
-    """Raise RoundAbandonedError for a sum that cannot be one of changes in the round's ranges; false masks put it anywhere."""
+    """Raise RoundAbandonedError for a sum that cannot be one of changes in the round's ranges;
+    false masks put it anywhere.
+    """
     for name, share in shares.items():
         largest = float(np.abs(share).max(initial=0.0))
         if not largest <= SUMMED_RANGE * _SUM_ROUNDING:

@@ -1,4 +1,5 @@
-"""What a reply in a stage of secure aggregation may contain. Flower's workflow accepts anything, and fails with an exception later.
+"""What a reply in a stage of secure aggregation may contain. Flower's workflow accepts anything, and
+fails with an exception later.
 
 The stages have Flower's names. Whether masks and shares are genuine shows only in the sum (`masked_average`).
 """

@@ -1,18 +1,21 @@
-"""What a device adds to Flower's masking: it sums changes, each tensor in the range of this round's changes, and it never reveals one.
+"""What a device adds to Flower's masking: it sums changes, each tensor in the range of this round's changes,
+and it never reveals one.
 
-A secure round begins with a plain message: the device trains, keeps its change, and reports the size of each of its tensors as a power of
-two. It then masks that change divided by the largest of the round, so that the 2^22 steps of a masked sum cover the range of changes.
-Weights are a thousand times larger, so their sum would lose the changes. A change is masked only once, because its sums with and without
-another device's change would reveal the latter.
+A secure round begins with a plain message: the device trains, keeps its change, and reports the size of each of its
+tensors as a power of two. It then masks that change divided by the largest of the round, so that the 2^22 steps of a
+masked sum cover the range of changes. Weights are a thousand times larger, so their sum would lose the changes. A
+change is masked only once, because its sums with and without another device's change would reveal the latter.
 
-The leader of a round names its members, forwards their keys and reports which devices became silent. In any case, a device contributes to
-no sum of fewer than `FEWEST_MASKED`, and gives no shares of a device that is reported both alive and silent. Each device signs the keys of
-the round as it received them, with its own fresh ones. It sends no change before all devices whose masks are in it have signed the same
-keys. Keys that the leader made up, or of another round, end the round there.
+The leader of a round names its members, forwards their keys and reports which devices became silent. In any case, a
+device contributes to no sum of fewer than `FEWEST_MASKED`, and gives no shares of a device that is reported both
+alive and silent. Each device signs the keys of the round as it received them, with its own fresh ones. It sends no
+change before all devices whose masks are in it have signed the same keys. Keys that the leader made up, or of another
+round, end the round there.
 
-A sum shows one device's change if the others' are zero in it. A leader could arrange that: by initial weights at which the others learn
-nothing (Pasquini et al. 2022, arXiv 2111.07380), by ranges far above their changes, or by a largest number of samples far above theirs. So
-devices sign weights, ranges and that number with the keys, and a device whose own weight would vanish in the sum contributes nothing.
+A sum shows one device's change if the others' are zero in it. A leader could arrange that: by initial weights at which
+the others learn nothing (Pasquini et al. 2022, arXiv 2111.07380), by ranges far above their changes, or by a largest
+number of samples far above theirs. So devices sign weights, ranges and that number with the keys, and a device whose
+own weight would vanish in the sum contributes nothing.
 
 A leader may name different silent devices to each device. Each device answers once, and the number of required shares
 (`safe_threshold`) ensures that no such answers together reveal the mask of one device's change.
@@ -46,9 +49,13 @@ MIN_EXPONENT = -1000
 """Exponent of a tensor that did not change; smaller powers of two cannot be represented."""
 _COUNTS = (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
 _SMALLEST_WEIGHT = 2.0**-16
-"""Least number of samples, as a share of the round's largest number; below it, a device's change would be rounded away."""
+"""Least number of samples, as a share of the round's largest number; below it, a device's
+change would be rounded away.
+"""
 _MARK = b"port-agent: the masking keys, weights and ranges of a round, masks by AES-256"
-"""The beginning of the signed content, so that devices that draw their masks in another way do not take part in the sum."""
+"""The beginning of the signed content, so that devices that draw their masks in another way do
+not take part in the sum.
+"""
 _BETWEEN = b"."
 """Separator between what is encrypted for a device, in base 64, and the signature of the keys."""
 _CHANGE, _FACTS, _RANGES = "port-agent.change", "port-agent.change-facts", "port-agent.round-ranges"
@@ -92,13 +99,16 @@ def kept_change(context: Context, start: Iterable[NDArray[np.generic]]) -> tuple
 
 
 def round_ranges(context: Context) -> bytes:
-    """Return the ranges of the masked sum that its first stage brought, which all its devices sign; b"" if there were none."""
+    """Return the ranges of the masked sum that its first stage brought, which all its devices
+    sign; b"" if there were none.
+    """
     ranges = context.state.config_records.get(_RANGES, ConfigRecord()).get(EXPONENTS)
     return ranges if isinstance(ranges, bytes) else b""
 
 
 def scaled(change: Arrays, exponents: bytes) -> list[NDArray[np.float64]]:
-    """Return a change as shares of the round's ranges. A single number becomes an array of one, because Flower sums no others.
+    """Return a change as shares of the round's ranges. A single number becomes an array of one,
+    because Flower sums no others.
 
     Raises MaskingError if the ranges do not contain it.
     """
@@ -128,7 +138,10 @@ def exponent(array: NDArray[np.generic]) -> int:
 
 
 class GuardedMasking:
-    """Flower's masking with the additional checks of `check_stage` and of the signatures of keys. A summed change is deleted."""
+    """Flower's masking with the additional checks of `check_stage` and of the signatures of keys.
+
+    A summed change is deleted.
+    """
 
     def __init__(self, signatures: DeviceSignatures) -> None:
         self._signatures = signatures
@@ -177,8 +190,8 @@ class GuardedMasking:
 
 
 def _signed_keys(message: Message, context: Context) -> bytes:
-    """Return the signed content of a round: the round, its initial weights, its ranges and largest number of samples, and every device's
-    public keys, all as this device received them.
+    """Return the signed content of a round: the round, its initial weights, its ranges and largest number of samples,
+    and every device's public keys, all as this device received them.
     """
     state, metadata = _state_of(context), message.metadata
     facts = context.state.config_records.get(_FACTS, ConfigRecord())
@@ -197,19 +210,21 @@ def _check_weight(context: Context) -> None:
 
 
 def safe_threshold(devices: int) -> int:
-    """Return the least number of required shares with which no false reports of silent devices can reveal what one device trained.
+    """Return the least number of required shares with which no false reports of silent devices can
+    reveal what one device trained.
 
-    With n devices and t required shares, a change is masked with t - 1 others or more; one of them may be the leader, which knows its mask.
-    The t - 2 others would have to be reported silent to t devices each: the leader and t - 1 of the n - 1 others, to each of which at most
-    n - t are reported silent. So (t - 1)(t - 2) > (n - 1)(n - t) rules it out; and 2 (t - 1) > n - 1, which follows, keeps anyone from
-    obtaining both shares of one device.
+    With n devices and t required shares, a change is masked with t - 1 others or more; one of them may be the leader,
+    which knows its mask. The t - 2 others would have to be reported silent to t devices each: the leader and t - 1 of
+    the n - 1 others, to each of which at most n - t are reported silent. So (t - 1)(t - 2) > (n - 1)(n - t) rules it
+    out; and 2 (t - 1) > n - 1, which follows, keeps anyone from obtaining both shares of one device.
     """
     shares = range(FEWEST_MASKED, devices + 1)
     return next(t for t in shares if (t - 1) * (t - 2) > (devices - 1) * (devices - t))
 
 
 def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
-    """Return the stage that a leader asks for; raises MaskingError if answering would help to reveal one device's change.
+    """Return the stage that a leader asks for; raises MaskingError if answering would help to
+    reveal one device's change.
 
     `state`: state of the masking from earlier stages.
     """

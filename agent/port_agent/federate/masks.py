@@ -1,8 +1,8 @@
 """The masks of secure aggregation: numbers derived from a secret of two devices, or of one.
 
-Flower 1.42 reduces a secret to 32 bits, and a key that two devices share to 28, and seeds a generator with them. A leader that takes part
-knows all masks of a sum of three except one. By trying all seeds it finds that one, and so a device's change. The masks here are the key
-stream of AES-256 in counter mode, whose key is a hash of the whole secret.
+Flower 1.42 reduces a secret to 32 bits, and a key that two devices share to 28, and seeds a generator with them. A
+leader that takes part knows all masks of a sum of three except one. By trying all seeds it finds that one, and so a
+device's change. The masks here are the key stream of AES-256 in counter mode, whose key is a hash of the whole secret.
 """
 
 import hashlib

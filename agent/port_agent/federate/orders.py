@@ -18,7 +18,9 @@ MESSAGE_FILE, REPLY_FILE = "message", "reply"
 START_FILE, RESULT_FILE = "start.safetensors", "result.safetensors"
 """Names of the files with a round's initial weights, and with the trained ones."""
 RESULT_PART_FILE = "result.part"
-"""Name of the same file while a fine-tuning's worker writes it, which may not write to this directory; the supervisor renames it."""
+"""Name of the same file while a fine-tuning's worker writes it, which may not write to this directory;
+the supervisor renames it.
+"""
 MODEL_FILE = "model.safetensors"
 """Name of the file with the last average, as received by this device.
 
@@ -57,8 +59,9 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 
 def global_file(rounds: int) -> str:
-    """Return the name of the leader's weights after `rounds` rounds. A round that is interrupted before it is recorded begins with the
-    same.
+    """Return the name of the leader's weights after `rounds` rounds.
+
+    A round that is interrupted before it is recorded begins with the same.
     """
     return f"global-{rounds}.safetensors"
 
@@ -221,7 +224,9 @@ RoundEvent = MessageReady | RepliesUnneeded | RoundEnded
 
 
 class ReplyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Message to the round's process: the reply to the message in `file` is in the file `reply`, or there is none because it `failed`."""
+    """Message to the round's process: the reply to the message in `file` is in the file `reply`, or there is
+    none because it `failed`.
+    """
 
     node: int
     file: str

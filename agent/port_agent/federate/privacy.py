@@ -1,8 +1,9 @@
 """How private noisy rounds are, and how much of its privacy budget a device's data has spent.
 
-The guarantee is for one device, against anyone who sees the averaged weights: its clipped change is in an average, or a zero is in its
-place. The number of devices is known (a fixed denominator). The leader itself sees each clipped change before the noise, and must be
-trusted to add it. This module needs neither Flower nor numpy, because the command line uses it before a round begins.
+The guarantee is for one device, against anyone who sees the averaged weights: its clipped change is in an average, or a
+zero is in its place. The number of devices is known (a fixed denominator). The leader itself sees each clipped change
+before the noise, and must be trusted to add it. This module needs neither Flower nor numpy, because the command line
+uses it before a round begins.
 """
 
 import contextlib
@@ -21,15 +22,16 @@ DELTA = 1e-5
 PRIVACY_FOLDER = "privacy"
 _TOLERANCE = 1e-9
 _NO_NOISE = 1e12
-"""Bound of one over the noise squared, for a noise of a millionth of the norm; with less there is no privacy, and numbers lose their
-last digits.
+"""Bound of one over the noise squared, for a noise of a millionth of the norm; with less there is no privacy, and
+numbers lose their last digits.
 """
 _FAR = 30.0
 """Standard deviations beyond which the complementary error function is replaced by its series."""
 
 
 def epsilon(inverse_square_noise: float, delta: float = DELTA) -> float:
-    """Return epsilon at `delta` for several Gaussian mechanisms, given the sum of one over each squared noise multiplier.
+    """Return epsilon at `delta` for several Gaussian mechanisms, given the sum of one over each
+    squared noise multiplier.
 
     They compose to one Gaussian mechanism, whose epsilon is exact: theorem 8 of Balle and Wang 2018 (arXiv 1805.06530).
     """
@@ -47,14 +49,18 @@ def epsilon(inverse_square_noise: float, delta: float = DELTA) -> float:
 
 
 def noisy_rounds(noise: float, rounds: int) -> float:
-    """Return the argument of `epsilon` for `rounds` rounds with noise of `noise` times the norm; infinity without noise."""
+    """Return the argument of `epsilon` for `rounds` rounds with noise of `noise` times the
+    norm; infinity without noise.
+    """
     if rounds == 0:
         return 0.0
     return rounds / noise / noise if noise else math.inf
 
 
 def _delta(eps: float, distance: float) -> float:
-    """Return the delta for which a Gaussian mechanism whose two means are `distance` standard deviations apart has this epsilon."""
+    """Return the delta for which a Gaussian mechanism whose two means are `distance` standard
+    deviations apart has this epsilon.
+    """
     near, far = eps / distance - distance / 2, eps / distance + distance / 2
     return math.exp(_log_tail(near)) - math.exp(eps + _log_tail(far))
 
@@ -104,7 +110,10 @@ class PrivacyLedger:
         self._file = state_dir / PRIVACY_FOLDER / f"{data}.json"
 
     def spent(self) -> PrivacySpent:
-        """Return the total; raises OSError. Raises msgspec.MsgspecError for a damaged file, because starting at zero would be wrong."""
+        """Return the total.
+
+        Raises OSError. Raises msgspec.MsgspecError for a damaged file, because starting at zero would be wrong.
+        """
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=PrivacySpent)
         except FileNotFoundError:

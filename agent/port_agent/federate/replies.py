@@ -21,7 +21,9 @@ _MAX_SAMPLES = 1 << 40
 _MAX_LOSS = float.fromhex("0x1.fffffep+127")
 """The largest 32-bit number."""
 _FARTHEST = 2.0**20
-"""Largest change or count of one device, as a multiple of the median; beyond it, the average would contain hardly a bit of the others."""
+"""Largest change or count of one device, as a multiple of the median; beyond it, the average would contain
+hardly a bit of the others.
+"""
 _FEWEST_COMPARED = 3
 
 
@@ -38,8 +40,9 @@ def check_records(reply: Message, *arrays: str) -> None:
 
 
 def check_metrics(reply: Message, *names: str) -> "MetricRecord":
-    """Return the metrics of a reply: samples, and the given ones. Raises FlowerMessageError for others, and for a loss that is not
-    finite.
+    """Return the metrics of a reply: samples, and the given ones.
+
+    Raises FlowerMessageError for others, and for a loss that is not finite.
     """
     metrics = reply.content.metric_records.get("metrics")
     if metrics is None or set(metrics) != {SAMPLES, *names}:
@@ -55,8 +58,8 @@ def check_metrics(reply: Message, *names: str) -> "MetricRecord":
 
 
 def check_average(averaged: Arrays, replies: Sequence[Message]) -> None:
-    """Raise RoundAbandonedError unless the weights equal the average of the replies by samples, summed again in 64 bits, within
-    rounding.
+    """Raise RoundAbandonedError unless the weights equal the average of the replies by samples, summed again in
+    64 bits, within rounding.
     """
     counts = [int(str(reply.content.metric_records["metrics"][SAMPLES])) for reply in replies]
     records = [reply.content.array_records[ARRAYS] for reply in replies]
@@ -83,7 +86,10 @@ def too_large(what: str, sizes: Mapping[int, float]) -> dict[int, str]:
 
 
 def require_replies(replied: int, order: RoundOrder, lost: Mapping[int, str], *, fewest: int = 1) -> None:
-    """Raise RoundAbandonedError if fewer devices replied than are worth averaging, or than `fewest`. `lost`: why, by node."""
+    """Raise RoundAbandonedError if fewer devices replied than are worth averaging, or than `fewest`.
+
+    `lost`: why, by node.
+    """
     needed = max(fewest, math.ceil(order.min_share * len(order.nodes)))
     if replied < needed:
         remedy = "; if training takes longer, lead with a longer --round-timeout" if LATE in lost.values() else ""

@@ -1,8 +1,9 @@
-"""One round of a federation, on the device that leads it: `python -m port_agent.federate.round`, a process that lives as long as the round.
+"""One round of a federation, on the device that leads it: `python -m port_agent.federate.round`, a process that
+lives as long as the round.
 
-Its first request is a `RoundOrder`; later messages are those of `PeerGrid`. Its last event reports how the round ended. The averaged
-weights are a file that exists whole or not at all, next to the one with which the round began. The supervisor records which of them counts,
-so an interrupted round has no effect.
+Its first request is a `RoundOrder`; later messages are those of `PeerGrid`. Its last event reports how the round ended.
+The averaged weights are a file that exists whole or not at all, next to the one with which the round began. The
+supervisor records which of them counts, so an interrupted round has no effect.
 """
 
 import math
@@ -167,8 +168,8 @@ def _change(start: Arrays, trained: Arrays) -> tuple[float, float]:
 def without_negative_variances(averaged: Arrays, before: Arrays | None) -> Arrays:
     """Return averaged weights in which no running variance is negative, because its root would not be a number.
 
-    `before`: earlier weights, whose variances replace those that noise made negative. Without noise, a step of a masked sum was the cause,
-    and such variances become zero.
+    `before`: earlier weights, whose variances replace those that noise made negative. Without noise, a step of a masked
+    sum was the cause, and such variances become zero.
     """
     kept = dict(averaged)
     for name in averaged:

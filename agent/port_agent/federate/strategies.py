@@ -1,7 +1,7 @@
 """How the leader applies an average, by Flower's strategies: unchanged, or as a step of a server-side optimizer.
 
-A strategy object lives for one round, like its process. Its state from earlier rounds is in a file with the round's number, so that an
-interrupted round begins with the same state.
+A strategy object lives for one round, like its process. Its state from earlier rounds is in a file with the round's
+number, so that an interrupted round begins with the same state.
 """
 
 from pathlib import Path
@@ -34,8 +34,8 @@ class ServerStep:
     def average(self, start: Arrays, replies: list[Message]) -> tuple[Arrays | None, MetricRecord | None]:
         """Return the weights after the round, and the metrics; raises OSError.
 
-        If the optimizer's step would make a tensor without negative numbers negative, such as a running variance, its plain average is
-        used.
+        If the optimizer's step would make a tensor without negative numbers negative, such as a running variance,
+        its plain average is used.
         """
         averaged, metrics = self.strategy.aggregate_train(self._order.number, replies)
         if averaged is None or self._order.server.strategy.keeps_average:

@@ -1,7 +1,8 @@
-"""The averaged part of a job: the floating-point tensors of its result that a training step changes, or a fine-tuning's adapter.
+"""The averaged part of a job: the floating-point tensors of its result that a training step changes,
+or a fine-tuning's adapter.
 
-Frozen weights (all except the adapters of a LoRA job) and counters are not sent. The module does not use torch: half-precision numbers are
-averaged in 32 bits and rounded to nearest, ties to even, when they become weights again.
+Frozen weights (all except the adapters of a LoRA job) and counters are not sent. The module does not use torch:
+half-precision numbers are averaged in 32 bits and rounded to nearest, ties to even, when they become weights again.
 """
 
 import hashlib
@@ -57,13 +58,17 @@ class FederatedTensors:
     data: str
     """A hash of the training samples."""
     base: str = ""
-    """Hash of the frozen weights below, because the same adapter or trained layers over other weights are another model."""
+    """Hash of the frozen weights below, because the same adapter or trained layers over other
+    weights are another model.
+    """
     proximal_mu: float = 0.0
     """The factor of its proximal term; 0 if it has none."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of names, types and shapes, and of base and proximal term; devices with the same value can be averaged."""
+        """SHA-256 of names, types and shapes, and of base and proximal term; devices with the
+        same value can be averaged.
+        """
         lines = [f"{name} {layout.dtype} {list(layout.shape)}" for name, layout in self.layouts.items()]
         lines += [self.base] if self.base else []
         lines += [f"proximal term {self.proximal_mu!r}"] if self.proximal_mu else []
@@ -109,8 +114,8 @@ class FederatedTensors:
 def tensors_of(path: Path, scratch: Path, data: Path | None = None) -> TensorsOf:
     """Return the federated tensors of a job that trains on its bundle's samples, or on those of the directory `data`.
 
-    The samples are temporarily copied to a directory in `scratch`. Raises PortError as `federated_tensors` does, and for data that does not
-    fit the bundle; OSError.
+    The samples are temporarily copied to a directory in `scratch`. Raises PortError as `federated_tensors` does, and
+    for data that does not fit the bundle; OSError.
     """
     tensors = federated_tensors(path)
     if data is None:
@@ -248,7 +253,9 @@ def _chunks(array: NDArray[np.generic], layout: TensorLayout) -> Chunks:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print `tensors_of` a bundle and a directory of data as JSON for the supervisor, which has no numpy; return the exit code."""
+    """Print `tensors_of` a bundle and a directory of data as JSON for the supervisor, which has no
+    numpy; return the exit code.
+    """
     return helper_exit_code(lambda: send_event(tensors_of(*map(Path, argv))))
 
 

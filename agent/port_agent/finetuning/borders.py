@@ -1,7 +1,8 @@
-"""Borders between texts in one sequence. Whether a model keeps them is tested by its output for a text that follows another one.
+"""Borders between texts in one sequence. Whether a model keeps them is tested by its output for a text
+that follows another one.
 
-Positions that restart show transformers where a text begins, and it masks the tokens before. Not every model supports this: one that
-carries a state from token to token (Mamba), or takes no positions, reads across the border.
+Positions that restart show transformers where a text begins, and it masks the tokens before. Not every model supports
+this: one that carries a state from token to token (Mamba), or takes no positions, reads across the border.
 """
 
 import inspect
@@ -18,7 +19,9 @@ BORDER_TOKENS = 32
 
 
 def check_borders(model: Any, text: Sequence[int]) -> None:
-    """Raise FinetuneError if a model, without adapters, gives a text a different result when another text precedes it."""
+    """Raise FinetuneError if a model, without adapters, gives a text a different result when
+    another text precedes it.
+    """
     if not _keeps_borders(model, torch.tensor(text)[None]):
         raise FinetuneError(
             f"this {model.config.model_type} carries state across the border of two texts in one sequence; leave out "

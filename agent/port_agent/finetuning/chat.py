@@ -52,7 +52,10 @@ class Chat:
         torch.manual_seed(options.seed)
 
     def answer(self, question: str, write: Callable[[str], object]) -> ChatAnswer:
-        """Return the answer to a text; `write` receives it as it is generated. Raises FinetuneError if the conversation is too long."""
+        """Return the answer to a text; `write` receives it as it is generated.
+
+        Raises FinetuneError if the conversation is too long.
+        """
         begin = time.monotonic()
         asked = [*self._turns, {"role": "user", "content": question}]
         tokens = self._tokens(asked)

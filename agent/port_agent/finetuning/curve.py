@@ -1,4 +1,7 @@
-"""The losses over the course of a fine-tuning: of each update, and of held-out data at intervals. Does not import torch."""
+"""The losses over the course of a fine-tuning: of each update, and of held-out data at intervals.
+
+Does not import torch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,5 @@
-"""Losses in TensorBoard's format: a file of records, each with a length, a message and their checksums. Does not import torch.
+"""Losses in TensorBoard's format: a file of records, each with a length, a message and their
+checksums. Does not import torch.
 
 Messages are `Event` of tensorflow/core/util/event.proto, encoded as protocol buffers: a time, a step, and a named
 number.

@@ -27,7 +27,8 @@ class FederatedRound:
     """The input of a round: `adapter`, the content of a safetensors file, and the number of rounds that this job
     trained before.
 
-    `result`: the descriptor for the trained adapter. Without `number` and `result`, nothing is trained, and the adapter is the result.
+    `result`: the descriptor for the trained adapter. Without `number` and `result`, nothing is trained, and
+    the adapter is the result.
     """
 
     adapter: bytes

@@ -1,7 +1,7 @@
 """Merge an adapter into the weights that it was trained on: a model directory like the base's, written as a stream.
 
-Everything but layers with an adapter is copied unchanged. A layer's weight has the bits of peft's `merge_and_unload` in the same data type.
-The product of its two adapter matrices is computed whole, scaled, and added some rows at a time.
+Everything but layers with an adapter is copied unchanged. A layer's weight has the bits of peft's `merge_and_unload` in
+the same data type. The product of its two adapter matrices is computed whole, scaled, and added some rows at a time.
 """
 
 import json
@@ -69,7 +69,9 @@ class MergeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """An adapter's file, its layers, the factor of its products, whether it has magnitudes, and the base that it names."""
+    """An adapter's file, its layers, the factor of its products, whether it has magnitudes,
+    and the base that it names.
+    """
 
     weights: Path
     modules: frozenset[str]
@@ -95,8 +97,8 @@ def merge_adapter(
 ) -> MergeOutcome:
     """Write the base model with an adapter merged into it to `out`, completely or not at all.
 
-    `base`: its directory, if that has moved. `progress` receives the share that is written, `note` receives remarks for people. Raises
-    FinetuneError for an adapter that cannot be merged to the same bits, and OSError.
+    `base`: its directory, if that has moved. `progress` receives the share that is written, `note` receives remarks for
+    people. Raises FinetuneError for an adapter that cannot be merged to the same bits, and OSError.
     """
     check_not_there(out)
     record = BaseRecord.read(folder)
@@ -256,7 +258,9 @@ class _Deltas:
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """The sum added to a weight, in 32 bits and in its layout, and the resulting `magnitudes` of its outputs, or None."""
+    """The sum added to a weight, in 32 bits and in its layout, and the resulting
+    `magnitudes` of its outputs, or None.
+    """
 
     added: torch.Tensor
     magnitudes: torch.Tensor | None

@@ -1,4 +1,5 @@
-"""The directory of a fine-tuning's result: written by one run at a time, completely or not at all, never over other files.
+"""The directory of a fine-tuning's result: written by one run at a time, completely or not at
+all, never over other files.
 
 Torch-free.
 """
@@ -19,7 +20,9 @@ from port_agent.system.atomic_file import write_atomically
 
 
 def check_result_place(options: FinetuneOptions) -> None:
-    """Raise FinetuneError if the result would be written into the model's directory, or over something that already exists."""
+    """Raise FinetuneError if the result would be written into the model's directory, or over
+    something that already exists.
+    """
     out, model = Path(options.out), Path(options.model)
     if model.resolve() in (out.resolve(), *out.resolve().parents):
         raise FinetuneError(f"{out} is inside the model's directory, which is never written to; give another --out")
@@ -42,7 +45,8 @@ def may_replace(options: FinetuneOptions) -> bool:
 
 
 def note_writing(options: FinetuneOptions) -> None:
-    """Record next to the checkpoint that this run is writing its result, which shows later that the contents of `--out` are its own.
+    """Record next to the checkpoint that this run is writing its result, which shows later that the
+    contents of `--out` are its own.
 
     Raises OSError.
     """

@@ -11,7 +11,8 @@ from port_agent.worker.options import FinetuneWorkerOptions
 
 
 class RoundFiles(msgspec.Struct, frozen=True):
-    """Descriptors that a worker inherits: `weights` to read the given adapter from, `result` to write the trained one to.
+    """Descriptors that a worker inherits: `weights` to read the given adapter from, `result` to
+    write the trained one to.
 
     `number`: rounds that this job trained before. `result` and `number` are None if nothing is trained.
     """

@@ -45,7 +45,9 @@ class Steering:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Active while weights and optimizer state are inconsistent; TrainingExit is raised before or after this block."""
+        """Active while weights and optimizer state are inconsistent; TrainingExit is raised
+        before or after this block.
+        """
         yield
 
     def finish(self) -> None:

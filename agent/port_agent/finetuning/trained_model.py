@@ -38,7 +38,9 @@ _ALL_LINEAR = "all-linear"
 
 _REFUSING_KINDS = frozenset(("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"))
 _REFUSED_TARGETS = {"out_proj", "conv1d"}
-"""Layers to which peft adds no adapters in such models, because their kernels bypass the layers and read the weights."""
+"""Layers to which peft adds no adapters in such models, because their kernels bypass the
+layers and read the weights.
+"""
 
 _PEFTS_HEADS = ("classifier", "score")
 """Names of heads for labels that peft trains and saves itself."""
@@ -103,7 +105,9 @@ def load_model(
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Gives no memory to tensors that are created without contents; tensors made by other functions have their memory."""
+    """Gives no memory to tensors that are created without contents; tensors made by other
+    functions have their memory.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -138,8 +142,8 @@ def _check_found(model: Any, found: dict[str, Any], folder: Path, task: Task) ->
 
 
 def _is_needed(key: str, prefix: str, task: Task) -> bool:
-    """Return whether a weight must be in the files: all weights of a model that writes, and in an encoder those below its head and
-    pooler.
+    """Return whether a weight must be in the files: all weights of a model that writes, and in an encoder those
+    below its head and pooler.
     """
     if not task.encoder_alone:
         return True
@@ -147,7 +151,9 @@ def _is_needed(key: str, prefix: str, task: Task) -> bool:
 
 
 def check_takes(model: Any, longest: int, largest_token: int) -> None:
-    """Raise FinetuneError if sequences have more tokens than the model has positions, or tokens that it does not know."""
+    """Raise FinetuneError if sequences have more tokens than the model has positions, or
+    tokens that it does not know.
+    """
     rows = model.get_input_embeddings().weight.shape[0]
     if largest_token >= rows:
         raise FinetuneError(
@@ -161,7 +167,9 @@ def check_takes(model: Any, longest: int, largest_token: int) -> None:
 
 
 def _take_small_out_of_files(model: Any) -> None:
-    """Copy weights that a budget never moves out of their files, because each use would load up to 2 MiB of the surrounding pages."""
+    """Copy weights that a budget never moves out of their files, because each use would load up to 2 MiB
+    of the surrounding pages.
+    """
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.nbytes < SMALLEST_MAPPING_BYTES and not tensor.untyped_storage().resizable():
             tensor.data = tensor.data.clone()
@@ -246,8 +254,8 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def _check_head(model: Any, targets: Collection[str]) -> None:
-    """Raise FinetuneError if adapters would be added to a head that shares its weight with the embeddings, because they could not be
-    merged.
+    """Raise FinetuneError if adapters would be added to a head that shares its weight with the embeddings, because
+    they could not be merged.
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or head.weight is not embeddings.weight:

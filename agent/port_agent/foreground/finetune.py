@@ -13,12 +13,16 @@ from port_agent.worker.start import start_worker
 from port_agent.worker.thread_limit import usable_cores
 
 _LEAVE_WITH_CHECKPOINT = LeaveNow(within_s=600.0)
-"""Time that a worker gets for its last checkpoint: nobody kills it in the foreground, so a slow card may take as long as it needs."""
+"""Time that a worker gets for its last checkpoint: nobody kills it in the foreground, so a slow card may
+take as long as it needs.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneRequest:
-    """A model to fine-tune within a memory budget; a request with the same `options` resumes from the last checkpoint."""
+    """A model to fine-tune within a memory budget; a request with the same `options` resumes
+    from the last checkpoint.
+    """
 
     options: FinetuneOptions
     """Model, data, output and training loop: the settings of `port-agent finetune`."""
@@ -31,7 +35,8 @@ class FinetuneRequest:
 
 
 def finetune(request: FinetuneRequest, on_event: OnEvent = no_listener) -> TrainReport:
-    """Fine-tune in a separate process to the end, or after Ctrl-C to a checkpoint of the finished updates. Its notes go to standard output.
+    """Fine-tune in a separate process to the end, or after Ctrl-C to a checkpoint of the finished updates. Its
+    notes go to standard output.
 
     Raises FinetuneError, OSError, and TrainingFailedError with the worker's reason.
     """

@@ -128,7 +128,9 @@ class ForegroundRun:
         return self._stops > 0
 
     def events(self) -> Iterator[Event]:
-        """Yield its events as they arrive, each already counted in the report; raise TrainingFailedError if it failed."""
+        """Yield its events as they arrive, each already counted in the report; raise
+        TrainingFailedError if it failed.
+        """
         for event in self._worker.events():
             self.report.take(event)
             yield event
@@ -146,7 +148,9 @@ class ForegroundRun:
 
     @contextlib.contextmanager
     def stopped_by_ctrl_c(self) -> Iterator[None]:
-        """Make Ctrl-C call `stop` within the block, if this is the main thread; Python does not handle signals in others."""
+        """Make Ctrl-C call `stop` within the block, if this is the main thread; Python does not
+        handle signals in others.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -196,7 +196,9 @@ class GuardedMemory:
         return bool(self._process.port_guard_bring(address))
 
     def write_back(self, address: int) -> bool:
-        """Write the block at `address` to its page, so that it can be evicted at no cost; return whether it was dirty."""
+        """Write the block at `address` to its page, so that it can be evicted at no cost;
+        return whether it was dirty.
+        """
         return bool(self._process.port_guard_write_back(address))
 
     def evict(self, address: int) -> bool:
@@ -294,7 +296,9 @@ class GuardedMemory:
 
     @contextlib.contextmanager
     def bearing_away(self) -> Iterator[None]:
-        """Create the blocks that this thread allocates paged out, without contents or memory: `write_part` fills them."""
+        """Create the blocks that this thread allocates paged out, without contents or
+        memory: `write_part` fills them.
+        """
         self._process.port_guard_bear_away(True)
         try:
             yield

@@ -40,7 +40,10 @@ from port_planner.ir.arithmetic import FLOAT32_INSTEAD
 from port_planner.ir.device_kinds import BACKEND_GROUP
 
 FLASH_TEST_BYTES = 16 << 20
-"""Bytes of the flash test. They exceed an SD card's buffer with negligible wear: a 4 GB card survives the test a million times."""
+"""Bytes of the flash test.
+
+They exceed an SD card's buffer with negligible wear: a 4 GB card survives the test a million times.
+"""
 SLOW_WRITE_BYTES_PER_S = 5 << 20
 """Bytes per second below which flash counts as slow: a checkpoint of 50 MB then takes ten seconds."""
 
@@ -48,8 +51,8 @@ SLOW_WRITE_BYTES_PER_S = 5 << 20
 PROBE_BYTES, PROBE_SHARE = 64 << 20, 0.5
 """Device memory that `port_agent.backend.examine` takes, and the share of it that must appear in a count."""
 _EXAMINE_PATIENCE_S = 300.0
-"""Longest duration of the examination in seconds. torch alone takes ten on a Pi, and the first use of a GPU longer; it starts three
-times for each device.
+"""Longest duration of the examination in seconds. torch alone takes ten on a Pi, and the first use of a GPU longer; it
+starts three times for each device.
 """
 _TORCH_REPORT = "port_agent.health.torch_report"
 
@@ -367,7 +370,9 @@ def _of_a_process_with_torch(module: str) -> Any:
 
 
 def check_device(report: Mapping[str, Any]) -> Check:
-    """Report what `port_agent.backend.examine` found about a device: its kind of memory, what limits it, and which bits repeat."""
+    """Report what `port_agent.backend.examine` found about a device: its kind of memory, what limits
+    it, and which bits repeat.
+    """
     memory = (
         "shares the host's memory (--ram covers both)" if report["unified"] else "has memory of its own (--gpu-ram)"
     )
@@ -463,7 +468,9 @@ def _torch_itself() -> Iterator[Check]:
 
 
 def check_torch(found: Mapping[str, Any]) -> Iterator[Check]:
-    """Report the findings of `port_agent.health.torch_report`: private parts, and the cost of bfloat16 if it is computed in software."""
+    """Report the findings of `port_agent.health.torch_report`: private parts, and the cost of bfloat16 if
+    it is computed in software.
+    """
     yield check_torch_parts(found)
     if found["bfloat16"] is not None:
         yield Check("bfloat16", Verdict.NOTE, found["bfloat16"], FLOAT32_INSTEAD)

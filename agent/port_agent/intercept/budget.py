@@ -122,7 +122,9 @@ class Report:
     """Bytes written by the last step with the plan."""
     joules: float | None
     energy_source: str | None
-    """`measured by rapl` (everything that ran on the processor), or `estimated` by a model of the board (this process)."""
+    """`measured by rapl` (everything that ran on the processor), or `estimated` by a model of
+    the board (this process).
+    """
     wear_share: float | None
     """Share of the life of the flash that holds the pages, with an endurance assumed from its size; None if unknown."""
 
@@ -152,7 +154,8 @@ class Budget:
     def resizing(self) -> Self:
         """Empty the storages of evicted tensors instead of guarding their memory, and return this budget.
 
-        This is for our own programs, whose every access is an operator; it also works on systems without guarded memory.
+        This is for our own programs, whose every access is an operator; it also works on
+        systems without guarded memory.
         """
         self._resized = True
         return self
@@ -160,7 +163,8 @@ class Budget:
     def start(self) -> Self:
         """Intercept the operators of this thread, and of threads that it starts, from now on.
 
-        Raises PageError, BudgetTooSmallError, or UnsupportedError if it is already started, or memory cannot be guarded here.
+        Raises PageError, BudgetTooSmallError, or UnsupportedError if it is already started, or
+        memory cannot be guarded here.
         """
         if self._running is not None:
             raise UnsupportedError("this budget is already started; call stop() first")
@@ -183,9 +187,9 @@ class Budget:
     def stop(self, *, restore: bool = True) -> Report:
         """Bring everything back into RAM, regardless of the budget, and stop intercepting.
 
-        `restore=False` discards everything instead, for a process that ends; tensors must then no longer be used. Raises NotRestorableError
-        if the tensors do not fit into the machine's memory; the budget then stays in force and nothing is lost. Raises PageError if a page
-        cannot be read, UnsupportedError if the budget was not started.
+        `restore=False` discards everything instead, for a process that ends; tensors must then no longer be used.
+        Raises NotRestorableError if the tensors do not fit into the machine's memory; the budget then stays in force
+        and nothing is lost. Raises PageError if a page cannot be read, UnsupportedError if the budget was not started.
         """
         if self._running is None:
             raise UnsupportedError("this budget is not started; call start() first")
@@ -230,7 +234,9 @@ class Budget:
             self.stop()
 
     def explain(self, error: BaseException) -> None:
-        """Add a note to the error that ends a program if a tensor was used that had left a device within this budget."""
+        """Add a note to the error that ends a program if a tensor was used that had left a
+        device within this budget.
+        """
         if self._running is not None and self._running.interceptor.device is not None:
             self._running.interceptor.device.explain(error)
 
@@ -261,10 +267,10 @@ def budget(
     """Return a memory budget to use as `with budget(ram="600M"):` around a training loop.
 
     `ram`: bytes of resident memory of the whole process ("600M" = 600 MiB), Python and torch included. `tensors` limits
-    the tensors alone instead, down to "4K". `gpu_ram`: bytes of a GPU's memory ("6G") that the process may take, context
-    and libraries included, alone or alongside `ram`; tensors that do not fit are moved to the host's memory. `gpu_tensors`
-    limits the GPU's tensors alone instead. `page_dir`: directory of the page file (/var/tmp by default). Raises SizeError
-    and DurationError for invalid values; see `Budget.start` for errors of starting.
+    the tensors alone instead, down to "4K". `gpu_ram`: bytes of a GPU's memory ("6G") that the process may take,
+    context and libraries included, alone or alongside `ram`; tensors that do not fit are moved to the host's memory.
+    `gpu_tensors` limits the GPU's tensors alone instead. `page_dir`: directory of the page file (/var/tmp by default).
+    Raises SizeError and DurationError for invalid values; see `Budget.start` for errors of starting.
     """
     on_device = gpu_ram is not None or gpu_tensors is not None
     if (ram is not None and tensors is not None) or (ram is None and tensors is None and not on_device):

@@ -29,7 +29,9 @@ class Energy:
 
     joules: float
     source: str
-    """The source: `measured by rapl` for everything that ran on the processor meanwhile, or `estimated` for this process alone."""
+    """The source: `measured by rapl` for everything that ran on the processor meanwhile, or
+    `estimated` for this process alone.
+    """
 
 
 class EnergyUse:
@@ -102,7 +104,9 @@ def wear_share(page_dir: Path, written_bytes: int, root: Path = _ROOT) -> float 
 
 
 def wear_joules_per_byte(page_dir: Path, prices: FlashPrices = _ASSUMED, root: Path = _ROOT) -> float:
-    """Return the energy whose price equals the wear of a byte written under `page_dir`; 0 if there is no wear, or if it is unknown."""
+    """Return the energy whose price equals the wear of a byte written under `page_dir`; 0 if there is no
+    wear, or if it is unknown.
+    """
     if in_ram(page_dir):
         return 0.0
     try:

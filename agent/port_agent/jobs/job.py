@@ -16,7 +16,9 @@ from port_planner.base.times import LATEST_UNIX
 RECORD_VERSION = 1
 BACKOFF_FIRST_S = 30.0
 BACKOFF_LONGEST_S = 5 * 3600.0
-"""Longest wait after a failure, in seconds; Android's JobScheduler uses the same two numbers for its exponential backoff."""
+"""Longest wait after a failure, in seconds; Android's JobScheduler uses the same two numbers
+for its exponential backoff.
+"""
 
 _NAME_LENGTH = 63
 NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{_NAME_LENGTH - 1}}}")
@@ -119,7 +121,10 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """The owner of a job that came from a paired device: its name `owner`, its id `device`. The job is known by `token`."""
+    """The owner of a job that came from a paired device: its name `owner`, its id `device`.
+
+    The job is known by `token`.
+    """
 
     owner: str
     token: str
@@ -174,7 +179,10 @@ class JobSpec:
     """Unix time, because only a wall clock can express "by seven tomorrow"."""
     waits_for_data: bool = False
     federated: bool = False
-    """Name of a federation. The job trains a round only when the device that leads this federation, by its `terms`, asks for it."""
+    """Name of a federation.
+
+    The job trains a round only when the device that leads this federation, by its `terms`, asks for it.
+    """
     terms: FederationTerms = FederationTerms()
     page_dirs: tuple[str, ...] = ()
     """Directories for pages, one on each medium for which the bundle was planned; empty: the job's own directory."""
@@ -205,8 +213,8 @@ class JobMeasurements:
 class JobPromise:
     """What was promised when the job was submitted: the plan of an ordinary day, and this device's usual times.
 
-    `step_joules` and `written_bytes` are of one step. `steps` is None if the data is not in the bundle. `ends_at` (Unix time) and `nights`,
-    the nights until then, are None also if this device's usual times were not known yet.
+    `step_joules` and `written_bytes` are of one step. `steps` is None if the data is not in the bundle. `ends_at` (Unix
+    time) and `nights`, the nights until then, are None also if this device's usual times were not known yet.
     """
 
     plan: int
@@ -235,7 +243,9 @@ class Job:
     loss: float | None = None
     plan: int | None = None
     memory_ceiling_bytes: int | None = None
-    """Bytes that plans must stay below, a device's own memory included: a plan of that size was killed for lack of memory."""
+    """Bytes that plans must stay below, a device's own memory included: a plan of that size was
+    killed for lack of memory.
+    """
     attempts: int = 0
     failures: int = 0
     """Failures in a row without a step of progress."""

@@ -1,7 +1,7 @@
 """Records of jobs on disk: numbered in the order of writing, and sealed with a checksum.
 
-A row of the database and a manifest hold the same record; the later one counts. Unsealed records of older agents are accepted, and older
-agents ignore the two fields.
+A row of the database and a manifest hold the same record; the later one counts. Unsealed records of older agents are
+accepted, and older agents ignore the two fields.
 """
 
 import json

@@ -111,8 +111,9 @@ class _PendingWrites:
 class JobStore:
     """All jobs in memory, and on disk as far as the disk allows.
 
-    A write that fails is kept in memory and retried by the next `flush`; `trouble` says what is wrong until then. Only `add` insists on the
-    disk, because an accepted job must never be lost. Of an attached program, only its number is stored, as taken.
+    A write that fails is kept in memory and retried by the next `flush`; `trouble` says what is wrong until then.
+    Only `add` insists on the disk, because an accepted job must never be lost. Of an attached program, only its
+    number is stored, as taken.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -121,7 +122,9 @@ class JobStore:
         self.trouble: StoreError | None = None
         self.recovered_from: Path | None = None
         self.lost = False
-        """Whether the database was missing or damaged at the start, so that the jobs were read from their directories."""
+        """Whether the database was missing or damaged at the start, so that the jobs were
+        read from their directories.
+        """
         self.set_aside: dict[int, SetAsideJob] = {}
         """Jobs that are stored but cannot be restored, by id."""
         self.on_pending: Callable[[], None] = lambda: None
@@ -238,8 +241,8 @@ class JobStore:
     def add(self, spec: JobSpec, submitted_at: float, prepare: Callable[[Path], None] = lambda directory: None) -> Job:
         """Return the new job, durable on disk.
 
-        `prepare` puts the job's files into its directory before the job exists. Raises JobRequestError for a name that is taken, StoreError
-        if the disk rejects the write.
+        `prepare` puts the job's files into its directory before the job exists. Raises JobRequestError for a name that
+        is taken, StoreError if the disk rejects the write.
         """
         with self._disk:
             self.check_new(spec)
@@ -395,7 +398,9 @@ class JobStore:
             raise DamagedDatabaseError("; ".join(wrong))
 
     def _restore(self, rows: dict[int, StoredRecord], damage: dict[int, str]) -> None:
-        """Restore jobs from rows and manifests, using the later record of each; set aside those that cannot be restored."""
+        """Restore jobs from rows and manifests, using the later record of each; set aside
+        those that cannot be restored.
+        """
         manifests, damaged_manifests = self._directories.manifests()
         for number in sorted({*rows, *manifests, *damage, *damaged_manifests}):
             row, manifest = rows.get(number), manifests.get(number)

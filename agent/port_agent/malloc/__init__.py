@@ -7,8 +7,10 @@ The allocator and its substitutes (figures: `benchmarks/malloc.py`):
   hard limit through `Allocator`. Needs glibc and the object built at installation.
 - The same call, if that object is missing or does not load (`preload_trouble` says why), makes glibc map blocks of
   64 KiB and more one by one. The peak is as small, but every page of every block costs a page fault.
-- `begin_again_preloaded(limit)` for a command that has done nothing yet (`plan`) starts it again with the preloaded allocator.
-- `thrifty_glibc()` for a process that already runs (`agent.budget` in a notebook) has the effect of the second, from then on.
+- `begin_again_preloaded(limit)` for a command that has done nothing yet (`plan`) starts it again
+  with the preloaded allocator.
+- `thrifty_glibc()` for a process that already runs (`agent.budget` in a notebook) has the effect of
+  the second, from then on.
 - The same call on macOS makes its malloc keep no large blocks (an undocumented switch that others measured;
   nobody has run this code on a Mac). C libraries other than glibc are used as they are.
 - `release_free_memory()` returns all free memory to the system, anywhere and at any time.

@@ -2,9 +2,9 @@
 
 It does not import torch.
 
-A file is .npz (never pickled) or .safetensors with one array of samples and one of labels, under the usual names. Samples named `codes` are
-int8 in the device's form, and the file's `scale` and `zero` define the value of a code. Files of a directory are taken in the order of
-their names, so that a resumed job sees the same data.
+A file is .npz (never pickled) or .safetensors with one array of samples and one of labels, under the usual names.
+Samples named `codes` are int8 in the device's form, and the file's `scale` and `zero` define the value of a code. Files
+of a directory are taken in the order of their names, so that a resumed job sees the same data.
 """
 
 import math
@@ -93,8 +93,8 @@ def load_samples(path: Path, model: ModelDirectory) -> BoardSamples:
 def split_held_out(samples: BoardSamples, every: int) -> tuple[BoardSamples, BoardSamples]:
     """Return the training samples and the held-out ones.
 
-    Every `every`-th sample is held out, none if `every` is 0. Raises BoardJobError if that takes all samples of a class, which happens if
-    classes alternate.
+    Every `every`-th sample is held out, none if `every` is 0. Raises BoardJobError if that takes all samples of a
+    class, which happens if classes alternate.
     """
     indices = np.arange(len(samples))
     held = indices % every == every - 1 if every else np.zeros(len(samples), bool)
@@ -124,8 +124,8 @@ def take_shard(samples: BoardSamples, shard: Shard) -> BoardSamples:
 def keep_shard(folder: Path, shard: Shard, part: BoardSamples) -> None:
     """Record a board's part in `folder`; a resumed job must find the same.
 
-    Raises BoardJobError if it is a different part or its samples have changed, because some samples would then be trained twice and others
-    never.
+    Raises BoardJobError if it is a different part or its samples have changed, because some samples would then be
+    trained twice and others never.
     """
     path = folder / SHARD_NAME
     now = f"{shard} of the samples, {len(part)} in total, checksum {bytes_checksum(part.rows.tobytes() + part.labels.tobytes())}"

@@ -1,8 +1,8 @@
 """A microcontroller job as a file, and everything made from it: link, trainer, simulated board.
 
-job.json: {"v": 1, "model": directory, "data": file or directory, "test": the same, "board": name, "port": path, "serial": text,
-"simulate": bool, "held_out_every": n, "out": path, "settings": {fields of TrainSettings}}; paths are relative to it.
-A model directory alone is a job with the defaults.
+job.json: {"v": 1, "model": directory, "data": file or directory, "test": the same, "board": name, "port": path,
+"serial": text, "simulate": bool, "held_out_every": n, "out": path, "settings": {fields of TrainSettings}}; paths are
+relative to it. A model directory alone is a job with the defaults.
 """
 
 from collections.abc import Callable

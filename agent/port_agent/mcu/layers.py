@@ -1,7 +1,9 @@
-"""What a board learned, as weights of the PyTorch module that was compiled, by the names of its layers. Does not import torch.
+"""What a board learned, as weights of the PyTorch module that was compiled, by the names of its
+layers. Does not import torch.
 
-`layers.safetensors` in the directory of a compiled model holds the module's state_dict as it was compiled, and the codes and scales of each
-op. Its metadata gives the position of an op's trained parameters, and the layers of the module that the op represents.
+`layers.safetensors` in the directory of a compiled model holds the module's state_dict as it was compiled, and the
+codes and scales of each op. Its metadata gives the position of an op's trained parameters, and the layers of the
+module that the op represents.
 """
 
 from collections.abc import Iterable
@@ -24,8 +26,8 @@ class OpLayer(msgspec.Struct, frozen=True):
     """One op with weights: its layers in the module, the layout of its weights, and the position of their trained part.
 
     `layer`, `norm`: paths in the module; "" if there is none. The op's weight is the layer's, reshaped to `extents`,
-    with its axes in `order`, reshaped to `shape`. Offsets count bytes of the parameters; None: frozen. `part` ends the names
-    of weight and bias in layers that have several, such as `_hh_l0`.
+    with its axes in `order`, reshaped to `shape`. Offsets count bytes of the parameters; None: frozen. `part` ends the
+    names of weight and bias in layers that have several, such as `_hh_l0`.
     """
 
     name: str
@@ -165,7 +167,8 @@ def under_all_names(arrays: Arrays, same: Iterable[tuple[str, ...]]) -> Arrays:
 def unfolded(
     layer: OpLayer, state: Arrays, weight: NDArray[np.float32] | None, bias: NDArray[np.float64]
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the entries of the module's state_dict with which it computes with an op's weight (None: unchanged) and bias.
+    """Return the entries of the module's state_dict with which it computes with an op's weight
+    (None: unchanged) and bias.
 
     A batch norm after a trained weight becomes one that only adds.
     """

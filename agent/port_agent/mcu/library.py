@@ -1,6 +1,7 @@
 """A compiled model as a library for a program of the user's own: Arduino, PlatformIO, Zephyr, the Pico SDK, ESP-IDF.
 
-One folder of flat C sources (engine, kernels, model, `firmware/library`), the framework's own build file, and an example.
+One folder of flat C sources (engine, kernels, model, `firmware/library`), the framework's own
+build file, and an example.
 """
 
 import enum

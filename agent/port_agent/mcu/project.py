@@ -44,7 +44,9 @@ MAX_INT8_ERROR = 0.5
 MIN_RATE_SAMPLES = 30
 """Least number of samples with which a learning rate is measured by default; a third of them is held out at a time."""
 MAX_RATE_MACS = 2_000_000_000
-"""Largest number of forward multiply-accumulates of such a job; twelve of these trainings take about a minute on a host."""
+"""Largest number of forward multiply-accumulates of such a job; twelve of these trainings take
+about a minute on a host.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,7 +189,8 @@ def freeze_project(project: Project) -> Project:
 
 
 def grow_project(project: Project, growth: float) -> Project:
-    """Return the project with ranges in which weights and activations may grow to `growth` times their largest value on `train_x`.
+    """Return the project with ranges in which weights and activations may grow to `growth` times their
+    largest value on `train_x`.
 
     Raises McuCompileError for less than 1.
     """
@@ -210,7 +213,8 @@ def without_low_bytes(project: Project) -> list[str]:
 
 
 def choose_project(project: Project, share: float) -> Project:
-    """Return the project with only this share of each layer's channels trained in a step, those with the largest gradients.
+    """Return the project with only this share of each layer's channels trained in a step, those
+    with the largest gradients.
 
     Raises McuCompileError for a share outside (0, 1].
     """
@@ -226,8 +230,8 @@ def hold_project(
 
     `page`: psram, nor or sd, to which tensors may be paged; None: no paging.
 
-    The trained set stays the same, and so does every bit of the result. Seconds and joules come from the file that the project's board
-    names.
+    The trained set stays the same, and so does every bit of the result. Seconds and joules come from the file that
+    the project's board names.
 
     Raises ArenaBudgetError if the step does not fit, and BoardDeadlineError if it is not fast enough. Raises
     MediumError if the board's file does not describe the medium, and BoardJobError if the job would wear it out.
@@ -269,7 +273,9 @@ def value_project(
 
 
 def measures_rate(project: Project) -> bool:
-    """Return whether to measure a learning rate: the project sets none, and has enough samples for it, but not minutes' worth."""
+    """Return whether to measure a learning rate: the project sets none, and has enough samples for
+    it, but not minutes' worth.
+    """
     samples, graph = len(project.train_x), project.model.quantized.graph
     trains = project.model.memory.parameters.size_bytes > 0
     work = graph.macs * samples * _training(project).epochs
@@ -296,7 +302,9 @@ def rate_project(project: Project, progress: Callable[[int, int], None]) -> tupl
 
 
 def project_figures(project: Project) -> tuple["LayerFigures", ...]:
-    """Return what each layer takes, on every core whose instructions were counted, and what it loses on `report_samples`."""
+    """Return what each layer takes, on every core whose instructions were counted, and what it
+    loses on `report_samples`.
+    """
     from port_planner.mcu.core_costs import core_costs, counted_boards
     from port_planner.mcu.report import layer_figures
 
@@ -304,7 +312,8 @@ def project_figures(project: Project) -> tuple["LayerFigures", ...]:
 
 
 def int8_error(project: Project) -> float:
-    """Return how far the logits of int8 are from those of float on the project's test samples, of what these differ among samples.
+    """Return how far the logits of int8 are from those of float on the project's test samples, of what
+    these differ among samples.
 
     The larger one of two measures: of all samples, and of a typical one. Without test samples, `train_x` is taken.
     """
@@ -326,7 +335,9 @@ def report_samples(project: Project) -> NDArray[np.float32]:
 
 
 def refuse_wear(project: Project, fitted: "FittedMemory") -> None:
-    """Raise BoardJobError if the job would wear out the page medium, because each sample writes the same blocks once."""
+    """Raise BoardJobError if the job would wear out the page medium, because each sample
+    writes the same blocks once.
+    """
     costs, samples = fitted.page_costs, _training(project).epochs * len(project.train_x)
     if costs is not None and costs.endurance_cycles is not None and samples > costs.endurance_cycles:
         raise BoardJobError(

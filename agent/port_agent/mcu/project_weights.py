@@ -1,4 +1,6 @@
-"""The weights of a project's model, written next to its tables by the names of the module's layers, and read from such a file."""
+"""The weights of a project's model, written next to its tables by the names of the module's layers,
+and read from such a file.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -77,9 +79,9 @@ def read_weights(path: Path) -> Arrays:
 def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "CompiledModel":
     """Return the model with other weights, from a state_dict or codes, in its calibrated scales.
 
-    Weights exported from a board of the same project are restored to the bit. Raises BoardJobError for missing or unknown names, and for
-    arrays of a different shape. Also raises it for values that are not finite or do not fit, and for two values of one tensor. A differing
-    value that is in no layer of the board is an error, too.
+    Weights exported from a board of the same project are restored to the bit. Raises BoardJobError for missing or
+    unknown names, and for arrays of a different shape. Also raises it for values that are not finite or do not fit, and
+    for two values of one tensor. A differing value that is in no layer of the board is an error, too.
     """
     from port_planner.mcu.compile import with_memory
 
@@ -120,7 +122,9 @@ def _completed(same: Iterable[tuple[str, ...]], given: Mapping[str, NDArray[Any]
 
 
 def _state_of(graph: "Graph", layers: Iterable[OpLayer], given: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Return the module's state_dict with the given weights, which `mcu export` writes for layers that are not trained."""
+    """Return the module's state_dict with the given weights, which `mcu export` writes for
+    layers that are not trained.
+    """
     if not _are_codes(layers, given):
         return {name: given.get(name, values).astype(values.dtype) for name, values in graph.state.items()}
     found = dict(graph.state)

@@ -1,4 +1,5 @@
-"""Snapshots of a job on the host, from which it resumes bit for bit after a reset of the device or the death of the worker.
+"""Snapshots of a job on the host, from which it resumes bit for bit after a reset of the device
+or the death of the worker.
 
 Enough to go on bit-exact after any reset of the device or death of the worker.
 

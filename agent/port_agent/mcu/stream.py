@@ -1,12 +1,12 @@
 """Turns a connected stream of samples into files in an inbox.
 
-A job then trains on them round by round. Values are stored as real numbers, so that a model compiled with other ranges can read the same
-samples.
+A job then trains on them round by round. Values are stored as real numbers, so that a model compiled with other ranges
+can read the same samples.
 
-The stream is JSON lines, {"x": numbers in the shape of a sample, "y": class, or the targets}, from standard input, a FIFO, a
-serial port or tcp:HOST:PORT: what a sensor program can print. Numbers without their shape could be in any order of axes, so they
-are bad lines if a sample has several axes. Written to disk first, a sample survives power cuts and unplugs of the board that
-learns it.
+The stream is JSON lines, {"x": numbers in the shape of a sample, "y": class, or the targets}, from standard input, a
+FIFO, a serial port or tcp:HOST:PORT: what a sensor program can print. Numbers without their shape could be in any order
+of axes, so they are bad lines if a sample has several axes. Written to disk first, a sample survives power cuts and
+unplugs of the board that learns it.
 """
 
 import io

@@ -1,8 +1,8 @@
 """Trains a model on a board: sample order, snapshots, and how to resume after any interruption.
 
-The order of an epoch depends only on seed and epoch. So a job that was killed, unplugged or reset ends with the same weights, bit for bit,
-as an uninterrupted one. Nothing here knows about processes or sockets: worker.py and the command line drive a trainer and receive its
-events.
+The order of an epoch depends only on seed and epoch. So a job that was killed, unplugged or reset ends with the same
+weights, bit for bit, as an uninterrupted one. Nothing here knows about processes or sockets: worker.py and the command
+line drive a trainer and receive its events.
 """
 
 import random
@@ -144,7 +144,9 @@ Event = Progress | BoardEvaluation | SnapshotTaken | BoardInterrupted | BoardSav
 
 
 def sample_order(count: int, seed: int, epoch: int) -> list[int]:
-    """Return the order of `count` samples in an epoch, which is the same on every machine and in every version of Python."""
+    """Return the order of `count` samples in an epoch, which is the same on every machine and
+    in every version of Python.
+    """
     order = list(range(count))
     random.Random(f"port-mcu:{seed}:{epoch}").shuffle(order)
     return order
@@ -200,7 +202,8 @@ class BoardTrainer:
     def start(self) -> None:
         """Connect, and resume from the device's own RAM or a snapshot, or start from the beginning.
 
-        Raises BoardJobError if the state directory belongs to a training with other samples, another seed or another rate.
+        Raises BoardJobError if the state directory belongs to a training with other samples,
+        another seed or another rate.
         """
         keep_course(self._snapshot_path.parent, self._course())
         device = self._link.connect()
@@ -369,7 +372,9 @@ class BoardTrainer:
         return max(1, min(fits, int(REQUEST_S / device.seconds_per_sample)))
 
     def _still_there(self, device: Device, mark: PlaceMark) -> bool:
-        """Return whether the device still has the state in which this job left it, and no other job has used it since."""
+        """Return whether the device still has the state in which this job left it, and no
+        other job has used it since.
+        """
         if mark.nonce != device.info.nonce or device.training().state != mark.state:
             return False
         return device.parameters_crc() == mark.parameters_crc

@@ -32,7 +32,10 @@ from port_planner.base.errors import ExitCode
 from port_planner.base.process_memory import peak_resident_bytes
 
 LEAVE_S = 0.9
-"""Seconds in which a worker must leave. A request in flight may take longer; it is then abandoned, and the next start uses the snapshot."""
+"""Seconds in which a worker must leave.
+
+A request in flight may take longer; it is then abandoned, and the next start uses the snapshot.
+"""
 _LOOK_FOR_BOARD_S = 2.0
 
 

@@ -2,8 +2,8 @@
 
 At near memory speed, in a small C library.
 
-Works on addresses of contiguous memory (`tensor.data_ptr()`), does not depend on torch and releases the GIL while it works.
-`available()` is False where the library was not built; a plan that packs cannot run there.
+Works on addresses of contiguous memory (`tensor.data_ptr()`), does not depend on torch and releases the GIL while it
+works. `available()` is False where the library was not built; a plan that packs cannot run there.
 """
 
 from port_agent.packing.codec import (

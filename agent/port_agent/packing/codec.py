@@ -122,7 +122,8 @@ def largest_bytes(layout: Layout) -> int:
 
 
 def packed_bytes(layout: Layout, source: int, *, level: int | None = None) -> int:
-    """Return the exact packed size of the memory at address `source`; reads it once (BITS, PAIR, SIGN, INSIDE: not at all).
+    """Return the exact packed size of the memory at address `source`; reads it once (BITS, PAIR,
+    SIGN, INSIDE: not at all).
 
     `level` (here and below) forces an implementation, for tests and benchmarks; see packing.h.
     """
@@ -172,8 +173,8 @@ def pack(layout: Layout, source: int, target: int, capacity_bytes: int, *, level
 def unpack(layout: Layout, packed: int, size_bytes: int, target: int, *, level: int | None = None) -> None:
     """Restore `layout.source_bytes` at `target` from the `size_bytes` at `packed` that `pack` returned.
 
-    Raises CorruptPackingError, before anything is written, if sizes and flags contradict each other. Changed items are not noticed;
-    checksums are left to the code that stores the bytes.
+    Raises CorruptPackingError, before anything is written, if sizes and flags contradict each other. Changed items are
+    not noticed; checksums are left to the code that stores the bytes.
     """
     library, level = library_and_level(level)
     match layout.codec:
@@ -229,10 +230,11 @@ def multiply(
 def scatter(
     layout: Layout, packed: int, size_bytes: int, gradients: int, target: int, *, planes: int, places: int
 ) -> None:
-    """Write to `target` the sums of gradients (32-bit floats) at the places that packed indices give; `layout` is of the codec NARROW.
+    """Write to `target` the sums of gradients (32-bit floats) at the places that packed indices give;
+    `layout` is of the codec NARROW.
 
-    The indices are those of `planes` equal planes, each into a plane of `places` floats. Raises CorruptPackingError if sizes
-    contradict each other or an index lies outside its plane; the target's content is then undefined.
+    The indices are those of `planes` equal planes, each into a plane of `places` floats. Raises CorruptPackingError if
+    sizes contradict each other or an index lies outside its plane; the target's content is then undefined.
     """
     if layout.count % planes:
         raise PackingError(f"{layout.count} indices are not those of {planes} planes; report this")

@@ -1,9 +1,10 @@
 """Pages of floating-point numbers, smaller on flash without loss, each in the form that suits it.
 
 - On a grid: a page of weights that lie on the NF4 or int8 grid is their codes and scales, 4.5 or 8.25 bits a weight.
-- Bitmap: a page of which a fifth or more is zero, as pruned weights and activations after ReLU, is a bit an item and the items that are not.
-- Planes: of any other page sign and exponent are Huffman-coded, the rest is as it is. An entropy coder without matches (zlib's) is what this
-  takes: the exponents of weights and momenta are few, and do not repeat in patterns.
+- Bitmap: a page of which a fifth or more is zero, as pruned weights and activations after ReLU, is a bit an item
+  and the items that are not.
+- Planes: of any other page sign and exponent are Huffman-coded, the rest is as it is. An entropy coder without matches
+  (zlib's) is what this takes: the exponents of weights and momenta are few, and do not repeat in patterns.
 
 A page begins with 4 bytes, little-endian: which of the first two forms it has, or the length of the coded bytes.
 """
@@ -26,7 +27,9 @@ from port_agent.packing.quantized import Quantization, QuantizedMatrix, decode, 
 from port_planner.ir.costs import Codec
 
 ITEM_BYTES = (2, 4)
-"""Sizes of the items that are packed, in bytes (bfloat16, float16, float32); the exponent is too small a part of wider items."""
+"""Sizes of the items that are packed, in bytes (bfloat16, float16, float32); the exponent is too
+small a part of wider items.
+"""
 
 _HEADER_BYTES = 4
 _SCALE_BYTES = 4
@@ -34,7 +37,9 @@ _FASTEST, _RAW_WINDOW, _MAX_MEMORY = 1, -15, 9
 _BITMAP = 0xFFFFFFFF
 _QUANTIZED = {Quantization.NF4: 0xFFFFFFFE, Quantization.INT8: 0xFFFFFFFD}
 _SPARSE = 0.8
-"""Share of a page's size up to which a bitmap is smaller than the planes of the same page; it is made at memory speed."""
+"""Share of a page's size up to which a bitmap is smaller than the planes of the same page;
+it is made at memory speed.
+"""
 
 
 class DamagedPageError(PackingError):

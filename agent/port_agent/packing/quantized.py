@@ -1,4 +1,6 @@
-"""Quantized weights: a code for each weight and a 32-bit scale for each block of a row, decoded to floats by address."""
+"""Quantized weights: a code for each weight and a 32-bit scale for each block of a row,
+decoded to floats by address.
+"""
 
 import ctypes
 from dataclasses import dataclass
@@ -43,9 +45,11 @@ _LEVELS = (ctypes.c_float * len(NF4_LEVELS))(*NF4_LEVELS)
 def encode_quantized(
     quantization: Quantization, address: int, count: int, item_bytes: int, codes: int, scales: int
 ) -> bool:
-    """Write the codes and scales of the items at `address`, bfloat16 (`item_bytes` 2) or floats (4), if they are exactly quantized.
+    """Write the codes and scales of the items at `address`, bfloat16 (`item_bytes` 2) or floats (4), if
+    they are exactly quantized.
 
-    `decode` then restores them to the bit. Returns False, with undefined contents, if they are not quantized, or not whole blocks.
+    `decode` then restores them to the bit. Returns False, with undefined contents, if they are not
+    quantized, or not whole blocks.
     """
     levels = ctypes.addressof(_LEVELS) if quantization is Quantization.NF4 else None
     return bool(loaded_library().port_grid_encode(address, count, item_bytes, levels, codes, scales) >= 0)

@@ -1,7 +1,7 @@
 """The page file of a program under `exec`: regions for evicted storages.
 
-The file is unlinked as soon as it is opened, so nothing is left behind however the process ends. Space is allocated before it is used, so
-that a full disk is noticed at the operator that needs space, and not while pages are written.
+The file is unlinked as soon as it is opened, so nothing is left behind however the process ends. Space is allocated
+before it is used, so that a full disk is noticed at the operator that needs space, and not while pages are written.
 """
 
 import contextlib
@@ -137,7 +137,9 @@ class Region(Slot):
 
 
 class ForkedReaders:
-    """The living forked children: each holds an end of a pipe, as do its own children, until the kernel closes it at exit."""
+    """The living forked children: each holds an end of a pipe, as do its own children, until the
+    kernel closes it at exit.
+    """
 
     def __init__(self) -> None:
         self.era = 0

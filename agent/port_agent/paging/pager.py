@@ -1,8 +1,8 @@
 """The page thread: moves storages between RAM and flash while torch computes.
 
-Files are opened with O_DIRECT if the file system supports it (F_NOCACHE on macOS). Then there is no copy in the page cache, the
-controller's DMA moves the data, and neither the GIL nor a core is occupied. Otherwise (tmpfs, some network file systems) transfers are
-buffered, and dropped from the page cache afterwards. Every block is checksummed on its way.
+Files are opened with O_DIRECT if the file system supports it (F_NOCACHE on macOS). Then there is no copy in the page
+cache, the controller's DMA moves the data, and neither the GIL nor a core is occupied. Otherwise (tmpfs, some network
+file systems) transfers are buffered, and dropped from the page cache afterwards. Every block is checksummed on its way.
 """
 
 import collections
@@ -38,11 +38,16 @@ CHUNK = 1 << 20
 """Bytes per checksum."""
 
 BURST = 4 * CHUNK
-"""Bytes per system call. A gigabyte costs 0.09 s of kernel time at 1 MiB and 0.05 s at 4 MiB; smaller bursts also lose bandwidth."""
+"""Bytes per system call.
+
+A gigabyte costs 0.09 s of kernel time at 1 MiB and 0.05 s at 4 MiB; smaller bursts also lose bandwidth.
+"""
 
 
 ZEROS = -1
-"""Mark in `Slot.packed_bytes`: the chunk is all zeros, as in a new optimizer's state, and is not stored on the medium."""
+"""Mark in `Slot.packed_bytes`: the chunk is all zeros, as in a new optimizer's state, and is
+not stored on the medium.
+"""
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -80,7 +85,10 @@ class PageFile:
     """
 
     def __init__(self, path: Path, *, direct: bool = True, read_only: bool = False) -> None:
-        """`read_only`: an existing file of the user that is never changed. Its blocks do not align with tensors, so it is not `direct`."""
+        """`read_only`: an existing file of the user that is never changed.
+
+        Its blocks do not align with tensors, so it is not `direct`.
+        """
         self.path = path
         own = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         flags = os.O_CLOEXEC | (os.O_RDONLY | os.O_NONBLOCK if read_only else own)
@@ -180,7 +188,8 @@ def page_error(error: OSError, path: Path, verb: str, nbytes: int) -> PageError:
 
 
 class Slot:
-    """A place in a page file for one storage, with a checksum of each chunk that was written to it, or that a user's file has there.
+    """A place in a page file for one storage, with a checksum of each chunk that was written to it, or
+    that a user's file has there.
 
     Only the page thread accesses the checksums, in the order of the queue, so a read always knows the previous write.
     """
@@ -200,7 +209,8 @@ class Slot:
 
 @dataclass(slots=True)
 class Transfer:
-    """One transfer in progress: `nbytes` from byte `start` of a slot. `keep`: the owner of the memory, which must live on.
+    """One transfer in progress: `nbytes` from byte `start` of a slot. `keep`: the owner of the
+    memory, which must live on.
 
     `device`: the other end, if it is not host memory; `address` is then unused.
     """
@@ -264,8 +274,8 @@ class PagerStats:
 class Pager:
     """One page thread with a FIFO queue.
 
-    `read_bytes_per_s` and `write_bytes_per_s` throttle it to the speed of a slower medium, to test a plan for a Pi's SD card. `staging`:
-    buffers for data on a device.
+    `read_bytes_per_s` and `write_bytes_per_s` throttle it to the speed of a slower medium, to test a plan for a Pi's SD
+    card. `staging`: buffers for data on a device.
     """
 
     def __init__(
@@ -299,7 +309,9 @@ class Pager:
         return self._submit(Transfer(slot, address, start, slot.nbytes if nbytes is None else nbytes, False, keep))
 
     def send(self, slot: Slot, contents: "torch.Tensor", start: int = 0) -> Transfer:
-        """Queue a write of these bytes, on any device, to byte `start` of a slot; the transfer holds them until it is done."""
+        """Queue a write of these bytes, on any device, to byte `start` of a slot; the transfer
+        holds them until it is done.
+        """
         return self._submit(self._transfer(slot, contents, start, contents.numel(), write=True))
 
     def receive(self, slot: Slot, into: "torch.Tensor", start: int = 0, nbytes: int | None = None) -> Transfer:
@@ -473,7 +485,8 @@ def _bounces(file: PageFile, address: int, size: int) -> bool:
 
 
 def _alike(transfer: Transfer, place: int, address: int, size: int) -> tuple[bool, int]:
-    """Return whether the chunk at byte `place` of the slot is all zeros, and the end (up to `size`) of the following chunks that are alike.
+    """Return whether the chunk at byte `place` of the slot is all zeros, and the end (up to `size`) of the
+    following chunks that are alike.
 
     Written chunks of zeros are only recorded in the slot.
     """

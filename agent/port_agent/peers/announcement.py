@@ -1,7 +1,7 @@
 """An agent's announcement on the network: a DNS-SD TXT record, written and read (RFC 6763, section 6).
 
-Records may come from anybody on the network. Every length has a limit, characters that could affect a terminal are dropped, and a record
-that breaks a rule is not an announcement.
+Records may come from anybody on the network. Every length has a limit, characters that could affect a terminal are
+dropped, and a record that breaks a rule is not an announcement.
 """
 
 import re

@@ -1,4 +1,7 @@
-"""Encoding and decoding of messages between devices as MessagePack. All faults of received bytes become one kind of error."""
+"""Encoding and decoding of messages between devices as MessagePack.
+
+All faults of received bytes become one kind of error.
+"""
 
 import re
 from collections.abc import Callable
@@ -29,7 +32,9 @@ class PeerCodec(Generic[T]):
     """Messages of one kind, a struct or a union of structs."""
 
     def __init__(self, kind: Any, refused: Callable[[str], Exception], what: str) -> None:
-        """`refused` creates an error from the reason why bytes are not a message; `what` is the beginning of its text."""
+        """`refused` creates an error from the reason why bytes are not a message; `what` is
+        the beginning of its text.
+        """
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._refused, self._what = refused, what
 

@@ -2,8 +2,8 @@
 
 Uses multicast DNS through python-zeroconf.
 
-This module is imported only if discovery is on, because zeroconf takes 5 MB. The announced port is for paired devices; 0 while there are
-none.
+This module is imported only if discovery is on, because zeroconf takes 5 MB. The announced port is for paired
+devices; 0 while there are none.
 """
 
 import asyncio
@@ -42,8 +42,9 @@ ANNOUNCE_EVERY_S = 15.0
 ADDRESS_LIMIT = 4
 """Largest number of addresses that are kept for a device."""
 MAX_CACHED = 1000
-"""Largest number of records that zeroconf keeps, of 9 kB each. A home's devices need a few dozen, and zeroconf's own limit is ten times
-this.
+"""Largest number of records that zeroconf keeps, of 9 kB each.
+
+A home's devices need a few dozen, and zeroconf's own limit is ten times this.
 """
 _ASK_MS = 3000
 """Milliseconds in which a device that has this one's id must give its address."""
@@ -62,7 +63,8 @@ class _IdTakenError(Exception):
 class Discovery:
     """One agent's presence; `report` receives problems, or an empty string once it works.
 
-    `where_key_is` returns the address, among some addresses with a port, at which somebody proves to hold this device's key, or "".
+    `where_key_is` returns the address, among some addresses with a port, at which somebody proves to hold
+    this device's key, or "".
     """
 
     def __init__(
@@ -93,7 +95,9 @@ class Discovery:
             self._changed.set()
 
     def listens(self, *, port: int, pairing_port: int) -> None:
-        """Announce at once the port at which this device listens for paired devices, and the one at which it shows a code; 0 for none."""
+        """Announce at once the port at which this device listens for paired devices, and the one at which it
+        shows a code; 0 for none.
+        """
         if (port, pairing_port) != (self._port, self._own.pairing_port):
             self._port, self._own = port, replace(self._own, pairing_port=pairing_port)
             self._changed.set()
@@ -253,8 +257,8 @@ class _AnnouncementListener(RecordUpdateListener):
 async def _send_goodbye(node: AsyncZeroconf) -> None:
     """Announce to the others that this agent leaves.
 
-    An answer that is still queued would follow the first goodbye and undo it. Later goodbyes are the same packet, which zeroconf ignores
-    for a second.
+    An answer that is still queued would follow the first goodbye and undo it. Later goodbyes are the same packet, which
+    zeroconf ignores for a second.
     """
     for waiting in (node.zeroconf.out_queue, node.zeroconf.out_delay_queue):
         waiting.queue.clear()

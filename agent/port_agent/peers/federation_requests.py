@@ -1,9 +1,10 @@
 """Requests of a federation's leader, and the members' answers, as MessagePack with limits on everything.
 
-`MembershipRequest` asks which jobs the leader may lead, and `Invitation` whether a device takes part now. `MessageChunk` sends a Flower
-message part by part, and `ReplyRequest` fetches the reply when it exists. `RoundEnd` reports that nobody waits for it any longer. A message
-is identified by its hash, so repeating a part or a request has no effect. A job's name is sent only to its members: a device names the jobs
-that the asking device may lead, and mentions no others.
+`MembershipRequest` asks which jobs the leader may lead, and `Invitation` whether a device takes part now.
+`MessageChunk` sends a Flower message part by part, and `ReplyRequest` fetches the reply when it exists.
+`RoundEnd` reports that nobody waits for it any longer. A message is identified by its hash, so repeating a part
+or a request has no effect. A job's name is sent only to its members: a device names the jobs that the asking
+device may lead, and mentions no others.
 """
 
 import hashlib
@@ -17,7 +18,10 @@ from port_agent.peers.transfer import CHUNK_BYTES
 from port_planner.base.errors import PortError
 
 MAX_MESSAGE_BYTES = 4 << 30
-"""Largest message in bytes: weights of a billion parameters in 32 bits. A device accepts less, depending on what its job federates."""
+"""Largest message in bytes: weights of a billion parameters in 32 bits.
+
+A device accepts less, depending on what its job federates.
+"""
 
 MAX_MEMBERSHIPS = 100
 """Largest number of jobs that one device may lead on another."""

@@ -34,7 +34,9 @@ def own_addresses() -> list[str]:
 
 
 def elsewhere(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Return another device's addresses that are not also this one's, as those of container bridges are; all of them if none is left."""
+    """Return another device's addresses that are not also this one's, as those of container bridges are;
+    all of them if none is left.
+    """
     return foreign(addresses) or tuple(addresses)
 
 
@@ -45,7 +47,8 @@ def foreign(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 def multicast_interfaces(interfaces: Path = _INTERFACES) -> tuple[Interface, ...]:
-    """Return the interfaces that are up, carry multicast and lead to others, so without loopback, tunnels and bridges of containers.
+    """Return the interfaces that are up, carry multicast and lead to others, so without loopback, tunnels
+    and bridges of containers.
 
     `interfaces`: where Linux describes them.
     """

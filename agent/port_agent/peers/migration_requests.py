@@ -1,4 +1,5 @@
-"""Requests of a job's owner, and the answers of the device that trains the job, as MessagePack with limits on everything.
+"""Requests of a job's owner, and the answers of the device that trains the job, as MessagePack
+with limits on everything.
 
 A job is identified by its token, 128 random bits that its owner draws for each migration. `Offer` asks whether the
 device would take it, `Bring` announces its files, `Part` sends them, and `Begin` hands it over. `Look` asks for its
@@ -128,8 +129,9 @@ class MigrationState(StrEnum):
     REFUSED = "refused"
     """The device does not accept the job, for the given reason."""
     RECEIVING = "receiving"
-    """The device has all files before number `file`, and `offset` bytes of that one. A number beyond the last means that it has all
-    files.
+    """The device has all files before number `file`, and `offset` bytes of that one.
+
+    A number beyond the last means that it has all files.
     """
     WORKING = "working"
     """The job is in the queue there."""

@@ -9,8 +9,9 @@ TTL_S = 120
 GONE_S = 150.0
 """Seconds after which an unseen device is gone: after four queries without an answer."""
 FORGET_S = 1800.0
-"""Seconds until an agent is forgotten. Until then it is queried ever more rarely, so that a switch that was off for a while removes
-nobody.
+"""Seconds until an agent is forgotten.
+
+Until then it is queried ever more rarely, so that a switch that was off for a while removes nobody.
 """
 QUERY_INTERVAL_S = 15.0
 LIMIT = 100
@@ -36,7 +37,9 @@ class Sightings:
     def __init__(self, own_id: str) -> None:
         self._own_id = own_id
         self._after_s = 0.7 * TTL_S + int(own_id, 16) % QUERY_INTERVAL_S
-        """Seconds until a query, which differ for each device, so that all others receive the answer to the first one."""
+        """Seconds until a query, which differ for each device, so that all others receive
+        the answer to the first one.
+        """
         self._peers: dict[str, Peer] = {}
 
     def received(self, label: str, text: bytes, addresses: tuple[str, ...], now_s: float, port: int = 0) -> bool:

@@ -1,8 +1,9 @@
 """The receiving side of files that move from one device to another in parts, each in a question or an answer.
 
-The length of a file on disk shows how much of it has arrived. So after an interruption of either side, a transfer continues where it was. A
-repeated part counts once, and one that would leave a gap is ignored. A file is whole if its hash is the announced one. The protocol
-determines which side asks for the next part (`peers.moving`, `peers.federation`), and its announcement is kept as the journal.
+The length of a file on disk shows how much of it has arrived. So after an interruption of either side, a transfer
+continues where it was. A repeated part counts once, and one that would leave a gap is ignored. A file is whole if its
+hash is the announced one. The protocol determines which side asks for the next part (`peers.moving`,
+`peers.federation`), and its announcement is kept as the journal.
 """
 
 import hashlib
@@ -57,7 +58,9 @@ class FileTransfer:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The number of the file of the next part, and the part's offset; a number beyond the last means that all are complete."""
+        """The number of the file of the next part, and the part's offset; a number beyond the last
+        means that all are complete.
+        """
         for number, file in enumerate(self.files):
             if not file.is_whole:
                 return number, file.received
@@ -72,7 +75,9 @@ class FileTransfer:
             file.path.touch()
 
     def verify(self) -> IncomingFile | None:
-        """Return the first file that differs from the announcement and must be sent again; None if all are correct. Raises OSError."""
+        """Return the first file that differs from the announcement and must be sent again; None if all
+        are correct. Raises OSError.
+        """
         return next((file for file in self.files if not file.verify()), None)
 
 

@@ -43,7 +43,9 @@ class PlanMachine:
 
 
 def all_page_dirs(request: PlanRequest) -> list[Path]:
-    """Return the page directories, the first of which is for weights: the requested ones, otherwise the working directory."""
+    """Return the page directories, the first of which is for weights: the requested ones,
+    otherwise the working directory.
+    """
     return [*request.page_dirs] or [Path()]
 
 
@@ -83,7 +85,10 @@ def _check_placement(request: PlanRequest, place: str) -> None:
 
 
 def plan_machine(request: PlanRequest) -> PlanMachine:
-    """Return what is known about the machine without torch. Raises RequestError for settings that exclude each other."""
+    """Return what is known about the machine without torch.
+
+    Raises RequestError for settings that exclude each other.
+    """
     check_request(request)
     energy, _ = places.energy_settings(request.config)
     page_dir, *scratch_dirs = all_page_dirs(request)
@@ -101,8 +106,8 @@ def _further_media(request: PlanRequest, energy: "EnergyConfig", scratch_dirs: l
 
 
 def _medium(request: PlanRequest, energy: "EnergyConfig", page_dir: Path) -> Medium:
-    """Return the medium of pages: the configured one, otherwise the board's, otherwise the one that the kernel reports for the page
-    directory.
+    """Return the medium of pages: the configured one, otherwise the board's, otherwise the one that the kernel
+    reports for the page directory.
     """
     prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
     kind = request.medium
@@ -148,10 +153,11 @@ def _beside_the_cpu(kind: str, where: "Backend") -> "Backend":
 
 
 def thread_counts(request: PlanRequest, *, set_by_script: bool, on_device: bool) -> tuple[int, ...]:
-    """Return the numbers of threads to measure: the one that was set, otherwise those up to all cores, and those of clusters.
+    """Return the numbers of threads to measure: the one that was set, otherwise those up to all
+    cores, and those of clusters.
 
-    For another board, rates are scaled from those of one thread here. If a device computes, the CPU has little to do, so one thread is used
-    unless the request says otherwise.
+    For another board, rates are scaled from those of one thread here. If a device computes, the CPU has little to do,
+    so one thread is used unless the request says otherwise.
     """
     import torch
 

@@ -42,7 +42,10 @@ if TYPE_CHECKING:
 
 
 STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan", "try", "referee")
-"""Stages of progress, in this order. `follow`: plain PyTorch's first steps. `referee`: the script alone, and the bundle beside it."""
+"""Stages of progress, in this order.
+
+`follow`: plain PyTorch's first steps. `referee`: the script alone, and the bundle beside it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +182,8 @@ def _made(
 ) -> "tuple[BundleReport, Mapping[str, float]]":
     """Run plain PyTorch's first steps, plan, run the plan with `workers` in comparison, and write the bundle.
 
-    If operators are divided, also return the seconds of a step on each single device. Raises an error with the reason if this is
-    impossible.
+    If operators are divided, also return the seconds of a step on each single device. Raises an error with the
+    reason if this is impossible.
     """
     from port_agent.prepare.device_headroom import within_device
     from port_agent.prepare.frozen_weights.files import with_weight_files

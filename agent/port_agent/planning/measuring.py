@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 class CapturedStep:
     """The script's job, and its recorded step.
 
-    `counts`: numbers of threads to measure. `pace`: pace that a deadline allows. `teams`: teams of threads among which operators are
-    divided.
+    `counts`: numbers of threads to measure. `pace`: pace that a deadline allows. `teams`: teams of threads among
+    which operators are divided.
     """
 
     job: "TrainingJob"
@@ -167,7 +167,9 @@ def sparse_of(request: PlanRequest, recorded: CapturedStep, costs: Costs, progre
 
 @dataclass(frozen=True, slots=True)
 class StepTiling:
-    """The step to be planned: `sliced` with the costs of its operators here, `measured` with those on the planned device."""
+    """The step to be planned: `sliced` with the costs of its operators here, `measured` with
+    those on the planned device.
+    """
 
     sliced: "TiledJob"
     measured: "MeasuredCosts"
@@ -184,7 +186,9 @@ def step_tiling(
     progress: "Progress",
     make_free: Callable[[], None],
 ) -> StepTiling:
-    """Tile operators if that gives the same bits and costs less; afterwards, memory used to examine frozen weights is freed."""
+    """Tile operators if that gives the same bits and costs less; afterwards, memory used to
+    examine frozen weights is freed.
+    """
     from port_agent.prepare.frozen_weights.quantized import with_quantized_weights
     from port_agent.prepare.further_shapes import with_further_shapes
     from port_agent.prepare.making import device_costs

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def wanted_pace(
     deadline_at: float | None, charging: tuple[time, time] | None, epochs: int, steps_per_epoch: int
 ) -> "Pace | None":
-    """Return the pace that a deadline, in seconds since 1970, and the hours of charging allow for one step; None without a deadline."""
+    """Return the pace that a deadline, in seconds since 1970, and the hours of charging allow for one
+    step; None without a deadline.
+    """
     from port_planner.deadline import Window, pace
 
     if deadline_at is None:
@@ -25,7 +27,9 @@ def wanted_pace(
 
 
 def too_slow(graph: "StepGraph", costs: "CostTable", wanted: "Pace", ram_bytes: int, fastest_s: float) -> str:
-    """Return by how much a step of `fastest_s` misses the deadline within `ram_bytes`, and the budget that would meet it."""
+    """Return by how much a step of `fastest_s` misses the deadline within `ram_bytes`, and the
+    budget that would meet it.
+    """
     from port_planner.deadline import shortfall
     from port_planner.ir.lowering.lower import lower
     from port_planner.ir.plan import Plan

@@ -15,7 +15,9 @@ class StageTime:
 
 
 class StageClock:
-    """Forwards progress, and adds the time since the last report to the stage that was in progress; repeated visits are added up."""
+    """Forwards progress, and adds the time since the last report to the stage that was in progress;
+    repeated visits are added up.
+    """
 
     def __init__(self, progress: Callable[[str, float], None], first: str) -> None:
         self._progress = progress

@@ -58,7 +58,9 @@ class AgentOptions:
     solve_for_peers: bool = False
     """Whether plans are solved for paired devices, while the policy would allow training on this one."""
     take_jobs: bool = False
-    """Whether jobs of paired devices are trained here, while the policy allows it and this device has no job of its own."""
+    """Whether jobs of paired devices are trained here, while the policy allows it and this
+    device has no job of its own.
+    """
     introducer: str = ""
     """The paired device that introduces others to this one, which then trusts them; empty: none."""
     introduces: bool = False
@@ -117,7 +119,9 @@ def _count(low: int, high: int) -> Callable[[object], int]:
 
 
 def _with_unit(kind: Any, problem: str, read: Callable[[Any], _Read]) -> Callable[[object], _Read]:
-    """Return a function that reads a quantity with a unit, or rejects it with `problem` or because it cannot be read."""
+    """Return a function that reads a quantity with a unit, or rejects it with `problem` or
+    because it cannot be read.
+    """
     typed = _typed(kind, problem)
 
     def parse(value: object) -> _Read:
@@ -183,7 +187,9 @@ def _host_and_port(value: object, hosts: str, problem: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """The destination of a value: a field of Policy ("policy"), of AgentOptions ("options") or of one of the ResourceLimits."""
+    """The destination of a value: a field of Policy ("policy"), of AgentOptions ("options") or of
+    one of the ResourceLimits.
+    """
 
     target: str
     field: str

@@ -1,7 +1,7 @@
 """When to train: the user's policy as values, and the one pure decision.
 
-`decide(facts, policy, now, memory)` depends only on its arguments. `memory` is the hysteresis of the previous decision, passed back
-explicitly; effects happen elsewhere.
+`decide(facts, policy, now, memory)` depends only on its arguments. `memory` is the hysteresis of the previous decision,
+passed back explicitly; effects happen elsewhere.
 """
 
 from collections.abc import Iterator
@@ -118,7 +118,9 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """State passed from one decision to the next: the times since which conditions hold, and which are held by hysteresis."""
+    """State passed from one decision to the next: the times since which conditions hold, and
+    which are held by hysteresis.
+    """
 
     training: bool = False
     stopped_at_s: float | None = None
@@ -148,7 +150,10 @@ class _Objection:
 
 BATTERY_MARGIN_PERCENT = 5.0
 MIN_FREE_INODES = 64
-"""Least number of free inodes. A run creates about a dozen files, and a disk without inodes rejects new ones regardless of free bytes."""
+"""Least number of free inodes.
+
+A run creates about a dozen files, and a disk without inodes rejects new ones regardless of free bytes.
+"""
 SPACE_MARGIN = 1.25
 """Multiple of the minimum to which free disk or memory must rise, after it fell below the minimum, before training
 resumes."""

@@ -18,7 +18,10 @@ _PRIOR_S = 2 * _HOUR_S
 _KNOWN_AFTER_S = 86400.0
 """Seconds of observation before anything is predicted, which is a day."""
 _LONGEST_GAP_S = 7 * 86400.0
-"""Longest gap in seconds. A machine that was off could not train; times more than a week ago do not show what is usual."""
+"""Longest gap in seconds.
+
+A machine that was off could not train; times more than a week ago do not show what is usual.
+"""
 _LONGEST_FORECAST = timedelta(days=5 * 365)
 _NOON = timedelta(hours=12)
 
@@ -54,7 +57,8 @@ class _Record(msgspec.Struct):
 class UsualTimes:
     """Shares of each hour of the week in which training may run, as the policy decided it so far.
 
-    The time between two looks counts as decided at the first of them; time without this process counts as time without training.
+    The time between two looks counts as decided at the first of them; time without this process counts
+    as time without training.
     """
 
     def __init__(self) -> None:
@@ -78,7 +82,8 @@ class UsualTimes:
         return msgspec.json.encode(self._record).decode()
 
     def look(self, wall_s: float, speed: float) -> None:
-        """Record that from now on (Unix time) training may run at `speed`, from 0 (not at all) to 1 (with the whole machine).
+        """Record that from now on (Unix time) training may run at `speed`, from 0 (not at all) to 1
+        (with the whole machine).
 
         If the clock is set back, observation continues from there; time that passes twice counts twice.
         """
@@ -100,7 +105,9 @@ class UsualTimes:
         return sum(self._share(index) for index in range(_DAYS * _HOURS)) * _HOUR_S / _DAYS
 
     def forecast(self, now: datetime, needed_s: float) -> Forecast | None:
-        """Return when `needed_s` seconds of training from `now` (local time) on are done; None until a day was observed."""
+        """Return when `needed_s` seconds of training from `now` (local time) on are done; None
+        until a day was observed.
+        """
         usual_s = self.usual_day_s()
         if usual_s is None:
             return None
@@ -118,8 +125,8 @@ class UsualTimes:
     def _share(self, index: int) -> float:
         """Return the share of an hour of the week that allows training.
 
-        Four samples of one hour of the week are few, so they are mixed with those of the same hour on other days, with the weight of
-        `_PRIOR_S` of observation.
+        Four samples of one hour of the week are few, so they are mixed with those of the same hour on other days, with
+        the weight of `_PRIOR_S` of observation.
         """
         slots = self._record.slots
         slot, usual = slots[index], _mean(slots[index % _HOURS :: _HOURS])

@@ -1,4 +1,6 @@
-"""Run plain steps of a job within the device's budget: the recording, and plain PyTorch's first steps for comparison."""
+"""Run plain steps of a job within the device's budget: the recording, and plain PyTorch's
+first steps for comparison.
+"""
 
 import gc
 from collections.abc import Callable
@@ -21,7 +23,8 @@ _MIB = 1 << 20
 _SAVED_SHARES = (0.5, 0.0)
 """Shares of the budget beyond which tensors saved by autograd go to the host.
 
-Half of the budget leaves memory for gradients, optimizer state and the running operator; if that is not enough, all saved tensors go.
+Half of the budget leaves memory for gradients, optimizer state and the running operator; if that is not
+enough, all saved tensors go.
 """
 
 
@@ -32,7 +35,8 @@ class DeviceTooSmallError(PortError):
 
 
 def within_device(run: Callable[[], Result], what: str, job: TrainingJob, backend: Backend, pools: Pools) -> Result:
-    """Return the result of `run`, described by `what`. If the device runs short, tensors saved by autograd go to the host.
+    """Return the result of `run`, described by `what`. If the device runs short, tensors saved
+    by autograd go to the host.
 
     Raises DeviceTooSmallError if it still exceeded the budget. The budget is not enforced, because torch aborts a
     process whose device runs out of memory during a backward pass with hooks.

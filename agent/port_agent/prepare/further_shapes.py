@@ -40,8 +40,8 @@ def with_further_shapes(
 
 
 def tiled_like(graph: StepGraph, other: StepGraph, tiling: Tiling, apart: Set[str] = frozenset()) -> Tiling:
-    """Return the tiling of `other`, a graph of another shape, for this one: the same chains if both have the same values, otherwise chains
-    of equal size.
+    """Return the tiling of `other`, a graph of another shape, for this one: the same chains if both have the same
+    values, otherwise chains of equal size.
 
     `apart`: as for `tile_fat`.
     """

@@ -113,10 +113,11 @@ class FlashTransfers:
 
 
 def calibrate(source: PowerSource, directory: Path, cores: int, progress: Callable[[float], None]) -> Calibration:
-    """Return what this machine draws at rest, for arithmetic and memory traffic on its cores, and for the flash of `directory`.
+    """Return what this machine draws at rest, for arithmetic and memory traffic on its cores, and for
+    the flash of `directory`.
 
-    Flash is charged only beyond the core-seconds of its transfers. Raises CalibrationError if the meter gave too few readings, and OSError
-    if the directory cannot hold a file of 64 MiB.
+    Flash is charged only beyond the core-seconds of its transfers. Raises CalibrationError if the meter gave too few
+    readings, and OSError if the directory cannot hold a file of 64 MiB.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

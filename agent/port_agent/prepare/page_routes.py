@@ -1,7 +1,8 @@
 """How pages get from a device in the host's memory to files: through buffers to which they are copied, or directly.
 
-Avoiding copies is not always faster, because the device may not cache memory that both can address. Both ways are measured, including what
-the device and the page thread then do with the bytes. The medium is the same for both, and is left out.
+Avoiding copies is not always faster, because the device may not cache memory that both can address. Both
+ways are measured, including what the device and the page thread then do with the bytes. The medium is the
+same for both, and is left out.
 """
 
 import tempfile
@@ -21,17 +22,18 @@ from port_planner.profiling.timing import shortest_run_s
 _SAMPLE_BYTES = BURST
 _REPEATS = 5
 _WORTH_SHARING = 0.95
-"""Share of the seconds with copies below which sharing memory must stay, so that it saves more than measurement noise; otherwise pages
-are copied.
+"""Share of the seconds with copies below which sharing memory must stay, so that it saves more than measurement noise;
+otherwise pages are copied.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class PageRoutes:
-    """Seconds for writing and reading a sample of `nbytes`, including one computation by the device and one check by the page thread.
+    """Seconds for writing and reading a sample of `nbytes`, including one computation by the device and one
+    check by the page thread.
 
-    `out_s`, `into_s`: seconds of its copies. `copied_s`: seconds with copies. `shared_s`: seconds without copies, None if the host cannot
-    address the device's memory.
+    `out_s`, `into_s`: seconds of its copies. `copied_s`: seconds with copies. `shared_s`: seconds without copies, None
+    if the host cannot address the device's memory.
     """
 
     nbytes: int
@@ -46,7 +48,9 @@ class PageRoutes:
         return self.shared_s is not None and self.shared_s < _WORTH_SHARING * self.copied_s
 
     def applied(self, device: DeviceCosts) -> DeviceCosts:
-        """Return the costs of a device whose pages use the faster way; if they are copied, no medium is faster than the copies."""
+        """Return the costs of a device whose pages use the faster way; if they are copied, no medium
+        is faster than the copies.
+        """
         if self.shares:
             return replace(device, shares_pages=True)
         first, *others = (self._no_faster(target, device.compute_watts) for target in device.targets)
@@ -92,8 +96,8 @@ def _checking(memory: torch.Tensor) -> float:
 
 
 def _comes_back(backend: Backend, memory: torch.Tensor, page_dir: Path) -> bool:
-    """Return whether a page written from this memory without copies is read back unchanged, because not all memory can be written to
-    files.
+    """Return whether a page written from this memory without copies is read back unchanged, because not all
+    memory can be written to files.
     """
     memory.fill_(1)
     backend.synchronize()

@@ -1,7 +1,7 @@
 """Plans of paired devices: requested, checked here, and shared in return.
 
-All received data is untrusted. A plan is lowered for this device's own problem; a device that sends something invalid is reported, and
-planning continues as if nobody had answered.
+All received data is untrusted. A plan is lowered for this device's own problem; a device that sends something invalid
+is reported, and planning continues as if nobody had answered.
 """
 
 import time
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from port_planner.make_bundle import PlanFunction  # which needs torch, and a process that only plans again does not
 
 _PROMPT_S = 5.0
-"""Seconds for a prompt answer. A paired device reports within milliseconds whether it has a plan; a silent one is waited for only once."""
+"""Seconds for a prompt answer.
+
+A paired device reports within milliseconds whether it has a plan; a silent one is waited for only once.
+"""
 
 ProblemOf = Callable[[StepGraph, CostTable, int], PlanProblem]
 
@@ -73,7 +76,8 @@ class PeerPlans:
         return [*solved, *self._notes]
 
     def planner(self, local: "PlanFunction", problem_of: ProblemOf) -> "PlanFunction":
-        """Return a planner that uses plans of paired devices if they are as good as can be known, and `local`'s plans otherwise.
+        """Return a planner that uses plans of paired devices if they are as good as can be known, and
+        `local`'s plans otherwise.
 
         Quick plans are made here.
         """
@@ -136,7 +140,9 @@ class PeerPlans:
         return _result(plan)
 
     def _checked(self, problem: PlanProblem, found: PeerContent, *, same_costs: bool) -> Plan | None:
-        """Return the plan of an answer with its figures here; None if it has none, or one no better than a quick plan."""
+        """Return the plan of an answer with its figures here; None if it has none, or one no
+        better than a quick plan.
+        """
         try:
             plan = plan_in(found.content)
             if isinstance(plan, str):

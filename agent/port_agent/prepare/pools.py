@@ -78,7 +78,9 @@ def with_own_memory(device: DeviceCosts, backend: Backend, pools: Pools) -> Devi
 
 
 def with_transfer_ring(device: DeviceCosts, backend: Backend) -> DeviceCosts:
-    """Return the same costs with a ring for transfers, if operators are divided between the host and a device with its own memory."""
+    """Return the same costs with a ring for transfers, if operators are divided between the host and a
+    device with its own memory.
+    """
     return device if backend.unified else replace(device, host_base_bytes=device.host_base_bytes + BUFFERS * BURST)
 
 
@@ -92,8 +94,8 @@ def with_host_headroom(device: DeviceCosts, ram_bytes: int) -> DeviceCosts:
 def measured_host(backend: Backend, free_bytes: int) -> Flash:
     """Return the host's memory as a paging target of the device, with the measured speed of copies and no space yet.
 
-    Its joules per byte are an estimate: those of the most economical medium, which include a copy. `free_bytes`: bytes that tensors may
-    take of the device's memory.
+    Its joules per byte are an estimate: those of the most economical medium, which include a copy. `free_bytes`: bytes
+    that tensors may take of the device's memory.
     """
     sample = min(_SAMPLE_BYTES, max(2 * _LATENCY_BYTES, (free_bytes - backend.allocated_bytes()) // 2))
     sizes = (sample, _LATENCY_BYTES)
@@ -124,8 +126,8 @@ def _seconds(backend: Backend, nbytes: int, *, out: bool) -> float:
 def copy_seconds(
     backend: Backend, target: torch.Tensor, source: torch.Tensor, ring: TransferRing | None = None
 ) -> float:
-    """Return the seconds of the fastest of a few copies of bytes, one or both of which are on the backend's device. `ring`: copy through
-    this ring.
+    """Return the seconds of the fastest of a few copies of bytes, one or both of which are on the backend's device.
+    `ring`: copy through this ring.
     """
     seconds = []
     for _ in range(_REPEATS):

@@ -41,9 +41,9 @@ def compared_steps(job: TrainingJob) -> int:
 def with_expected_results(captured: CapturedJob, steps: int) -> CapturedJob:
     """Return the captured job with the losses and the state of plain PyTorch after `steps` batches.
 
-    The steps are recorded again for each phase of accumulation, if `prepare` left that to them. On a device they run twice. Raises what the
-    job raises. Raises CaptureError if a step differs from the recorded one or training changes something that the recorded step does not,
-    and UnrepeatableError if the second run gave different numbers.
+    The steps are recorded again for each phase of accumulation, if `prepare` left that to them. On a device they run
+    twice. Raises what the job raises. Raises CaptureError if a step differs from the recorded one or training changes
+    something that the recorded step does not, and UnrepeatableError if the second run gave different numbers.
     """
     if not steps or captured.known is not None:  # this program has counted on: the script alone is compared
         return captured
@@ -55,7 +55,9 @@ def with_expected_results(captured: CapturedJob, steps: int) -> CapturedJob:
 
 
 class _Recording:
-    """Runs steps as the program does, and records those again for whose bucket and number of rows no recording was compared yet."""
+    """Runs steps as the program does, and records those again for whose bucket and number of rows no
+    recording was compared yet.
+    """
 
     def __init__(self, captured: CapturedJob) -> None:
         self._tapes = captured.tapes
@@ -101,7 +103,9 @@ def _plain(captured: CapturedJob, steps: int, run: Pass) -> ExpectedResults:
 
 @contextmanager
 def _put_back(captured: CapturedJob) -> Iterator[None]:
-    """Restore what training changes: weights that are trained or written, buffers, gradients, optimizer, scheduler and generators."""
+    """Restore what training changes: weights that are trained or written, buffers, gradients, optimizer,
+    scheduler and generators.
+    """
     job = captured.job
     optimizer, scheduler = job.optimizer, job.scheduler
     buffers = dict(job.model.named_buffers(remove_duplicate=False))

@@ -1,4 +1,6 @@
-"""Whether a device gives the same bits again, by what is known about its operators, and by running plain PyTorch twice."""
+"""Whether a device gives the same bits again, by what is known about its operators, and by
+running plain PyTorch twice.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -26,7 +28,10 @@ class UnrepeatableError(PortError):
 
 
 def reordered_in(graphs: Iterable[StepGraph], *, allowed: bool) -> tuple[str, ...]:
-    """Return the operators that add in a different order each time; raises UnrepeatableError for them unless that is `allowed`."""
+    """Return the operators that add in a different order each time.
+
+    Raises UnrepeatableError for them unless that is `allowed`.
+    """
     graphs = tuple(graphs)
     found: dict[str, str] = {}
     for graph in graphs:

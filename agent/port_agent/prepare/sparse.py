@@ -87,9 +87,10 @@ def train_less(
 ) -> SparseJob:
     """Freeze parameters that are not worth their memory and capture the job again.
 
-    The contribution of each layer is measured by training it for `steps` batches with plain PyTorch. The chosen set is the best one whose
-    step keeps everything resident, without paging or recomputation. Its size, estimated from the full capture, is verified by capturing the
-    set itself. No step takes more than `limits`. Raises InfeasibleError if nothing fits.
+    The contribution of each layer is measured by training it for `steps` batches with plain PyTorch. The chosen set
+    is the best one whose step keeps everything resident, without paging or recomputation. Its size, estimated from
+    the full capture, is verified by capturing the set itself. No step takes more than `limits`. Raises
+    InfeasibleError if nothing fits.
     """
     job, costs = full.job, _tables(full, measured, device)
     needed = TrainedBytes(full.graphs, costs)

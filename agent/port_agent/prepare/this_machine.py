@@ -40,10 +40,11 @@ def measure_board(
 ) -> tuple[Board, tuple[str, ...]]:
     """Return this machine as a board, and what the meter could not measure.
 
-    Writes at most `max_written_bytes` to find the speed of sustained writing, which becomes the board's; the initial speed is listed beside
-    it. Watts are those `given` (`static_watts`, `compute_watts`), or else those that calibration with `source` finds, or else assumed. If
-    the meter covers only a part of the machine, its name in the file's sources shows which. A Jetson's figures are those of the current
-    power mode, which title and sources name. The title also names clusters of different cores.
+    Writes at most `max_written_bytes` to find the speed of sustained writing, which becomes the board's; the initial
+    speed is listed beside it. Watts are those `given` (`static_watts`, `compute_watts`), or else those that calibration
+    with `source` finds, or else assumed. If the meter covers only a part of the machine, its name in the file's sources
+    shows which. A Jetson's figures are those of the current power mode, which title and sources name. The title also
+    names clusters of different cores.
     """
     torch.set_num_threads(threads)
     mode = power_mode(root)

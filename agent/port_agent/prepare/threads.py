@@ -1,7 +1,8 @@
 """The number of threads for a bundle's operators: the one that is fastest on this machine.
 
-The bits of a result depend on the number of threads, among which sums are split, so it is fixed when the bundle is made. Threads are not
-bound to cores: if cores differ, the kernel runs as many busy threads on the fast cores as there are such cores.
+The bits of a result depend on the number of threads, among which sums are split, so it is fixed when the
+bundle is made. Threads are not bound to cores: if cores differ, the kernel runs as many busy threads on the
+fast cores as there are such cores.
 """
 
 import contextlib
@@ -18,12 +19,16 @@ from port_planner.ir.graph import StepGraph
 from port_planner.profiling.operators import MeasuredCosts
 
 _WORTH_A_THREAD = 0.97
-"""Share by which a further thread must shorten the step, which exceeds measurement noise; a core left free runs the page thread."""
+"""Share by which a further thread must shorten the step, which exceeds measurement noise; a core left
+free runs the page thread.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadChoice:
-    """The chosen number of threads, its measurements, and seconds of a step's operators by the numbers that were tried."""
+    """The chosen number of threads, its measurements, and seconds of a step's operators by
+    the numbers that were tried.
+    """
 
     threads: int
     measured: MeasuredCosts
@@ -32,7 +37,9 @@ class ThreadChoice:
 
 @contextlib.contextmanager
 def counts_set() -> Iterator[list[int]]:
-    """Collect the numbers of torch's threads that the program sets in the block, in order, beginning with the initial one."""
+    """Collect the numbers of torch's threads that the program sets in the block, in order,
+    beginning with the initial one.
+    """
     counts, set_count = list[int](), torch.set_num_threads
 
     def setting(nthreads: int) -> None:
@@ -49,8 +56,8 @@ def counts_set() -> Iterator[list[int]]:
 def thread_choices(cores: int, clusters: Sequence[int] = ()) -> tuple[int, ...]:
     """Return the numbers of threads that are measured, ascending: halves of all cores, one core less, and all.
 
-    `clusters`: number of cores of each kind, the fastest first. The fastest alone, the fastest with the next, and so on are also measured,
-    because an operator waits for its slowest thread.
+    `clusters`: number of cores of each kind, the fastest first. The fastest alone, the fastest with the next, and so on
+    are also measured, because an operator waits for its slowest thread.
     """
     halves = {cores >> shift for shift in range(cores.bit_length())}
     return tuple(sorted(halves | {max(1, cores - 1)} | {count for count in accumulate(clusters) if count <= cores}))
@@ -66,8 +73,9 @@ def fastest(
 ) -> ThreadChoice:
     """Profile the operators with each of `counts` threads and choose the one with the shortest main step.
 
-    `measurer`: the worker that measures them. `watts`: power of the machine when it computes with a given number of threads. If two numbers
-    are equally fast, the smaller is chosen. `peers` may know the costs of operators. Raises DryRunError if profiling fails.
+    `measurer`: the worker that measures them. `watts`: power of the machine when it computes with a given number of
+    threads. If two numbers are equally fast, the smaller is chosen. `peers` may know the costs of operators. Raises
+    DryRunError if profiling fails.
     """
     measurer, found = measurer or MeasurementWorker(), dict[int, MeasuredCosts]()
     for done, count in enumerate(counts):

@@ -1,4 +1,6 @@
-"""Jobs that sum gradients over micro-batches: one graph for a whole update, if that moves less data than micro-batches do."""
+"""Jobs that sum gradients over micro-batches: one graph for a whole update, if that moves less
+data than micro-batches do.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace

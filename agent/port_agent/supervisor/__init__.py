@@ -1,1 +1,4 @@
-"""The daemon: it reads facts, makes one decision, and runs a worker process for each running job. Never imports torch."""
+"""The daemon: it reads facts, makes one decision, and runs a worker process for each running job.
+
+Never imports torch.
+"""

@@ -15,7 +15,9 @@ JUMP_S = 60.0
 """Seconds of the smallest step of the wall clock that counts; a smaller one moves no window noticeably."""
 _JUMP_SHOWN_S = 3600.0
 MIN_SLEEP_S = 1.0
-"""Seconds of the shortest suspension that is noticed; shorter ones cannot be told apart from the time between reading two clocks."""
+"""Seconds of the shortest suspension that is noticed; shorter ones cannot be told apart from the time
+between reading two clocks.
+"""
 WOKEN_S = 60.0
 """Seconds after waking in which the device counts as in use: somebody opened its lid or pressed a key."""
 
@@ -65,7 +67,10 @@ class Admission:
         return self.decision
 
     def slept_s(self) -> float:
-        """Return how long the machine slept since the last call, or 0. After sleep, somebody is assumed to be present."""
+        """Return how long the machine slept since the last call, or 0.
+
+        After sleep, somebody is assumed to be present.
+        """
         now_s = self._clock.monotonic_s()
         before_s, self._slept_s = self._slept_s, self._clock.uptime_s() - now_s
         if self._slept_s - before_s < MIN_SLEEP_S:

@@ -90,7 +90,9 @@ class DaemonContext:
     run_now: RunNow | None = None
     """The job that the user wants to run now; None: jobs run in order, when the policy allows."""
     retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """End of a job's backoff, by job id: the number of failures to which it belongs, and the monotonic time in seconds."""
+    """End of a job's backoff, by job id: the number of failures to which it belongs, and the
+    monotonic time in seconds.
+    """
     without_board: dict[int, frozenset[str]] = field(default_factory=dict)
     """Jobs whose board is missing, by id, with the serial devices that were present at that time."""
 

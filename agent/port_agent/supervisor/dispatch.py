@@ -17,8 +17,8 @@ from port_agent.system.clock import local_time
 BEFORE_CLOSING_S = 15.0
 """Seconds before a window closes at which a last checkpoint is made, so that a foreseeable end costs no work."""
 BOARD_PATIENCE_S = 300.0
-"""Seconds for which a worker waits for a missing board; then it releases its memory, and the job starts again when a serial device is
-plugged in.
+"""Seconds for which a worker waits for a missing board; then it releases its memory, and the job starts again when a
+serial device is plugged in.
 """
 WARM_MARGIN_C = 7.0
 """Degrees below the temperature limit at which the plan with the least power is chosen."""
@@ -76,7 +76,10 @@ class Dispatcher:
         return now is not None and now.job_id != job.id
 
     def _share(self, going: Mapping[str, Job], decision: PolicyDecision) -> None:
-        """Let jobs train in order, as far as the granted memory suffices. `going`: the jobs that may continue, by place."""
+        """Let jobs train in order, as far as the granted memory suffices.
+
+        `going`: the jobs that may continue, by place.
+        """
         whole, runners = self._conditions(decision), self._context.runners
         line = self._line(going)
         claims = [Claim(job.id, runners.place_of(job), job.spec.priority) for job in line]
@@ -101,8 +104,9 @@ class Dispatcher:
             self._start_waiting(line, conditions)
 
     def _assured(self, conditions: RunConditions, claim: Claim | None) -> RunConditions:
-        """Return the run conditions of a job that continues. If it was admitted, they include the least memory that it needs, even while
-        leaving workers still hold it.
+        """Return the run conditions of a job that continues.
+
+        If it was admitted, they include the least memory that it needs, even while leaving workers still hold it.
         """
         granted = conditions.limits.memory_limit(conditions.total_memory_bytes)
         if claim is None or granted is None:
@@ -123,7 +127,8 @@ class Dispatcher:
     def _taken_bytes(self, place: str, needs: Mapping[str, float]) -> int:
         """Return the memory that the worker of `place` may not use.
 
-        Boards get the least that they need, and this computer's worker gets the rest. If it uses less, the boards may take more.
+        Boards get the least that they need, and this computer's worker gets the rest. If it uses less,
+        the boards may take more.
         """
         others = {other: need for other, need in needs.items() if other != place}
         if place != THIS_COMPUTER and THIS_COMPUTER in others:

@@ -44,11 +44,16 @@ class HeartbeatSource:
         )
 
     def _is_federated(self, job_id: int) -> bool:
-        """Return whether a job is federated. Its name is only for members, but all paired devices receive the report."""
+        """Return whether a job is federated.
+
+        Its name is only for members, but all paired devices receive the report.
+        """
         return any(job.id == job_id and job.spec.federated for job in self.context.store.all())
 
     def objection(self) -> str:
-        """Return why this device solves nothing for others now (the reason for not training, or its own work), or ""."""
+        """Return why this device solves nothing for others now (the reason for not
+        training, or its own work), or "".
+        """
         decision, facts = self.context.admission.decision, self.context.admission.facts
         if decision is None:
             return "it has just started"

@@ -1,7 +1,8 @@
 """The control interface: HTTP/1.1 and JSON over a Unix socket that only the owner and a group may use.
 
-Version 1 is below /v1. `/metrics` is also served on a local TCP port if this is configured. Discovery of other agents
-(agent/port_agent/peers) only announces which devices exist; paired devices use a separate port, which knows them by certificate.
+Version 1 is below /v1. `/metrics` is also served on a local TCP port if this is configured. Discovery of other
+agents (agent/port_agent/peers) only announces which devices exist; paired devices use a separate port, which
+knows them by certificate.
 """
 
 import asyncio
@@ -115,7 +116,10 @@ class ControlServer:
             self._serve_metrics(*self._settings.metrics_listen)
 
     def _serve_metrics(self, host: str, port: int) -> None:
-        """Serve /metrics on a local port. A port that is in use becomes a health item, and does not prevent training."""
+        """Serve /metrics on a local port.
+
+        A port that is in use becomes a health item, and does not prevent training.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             sock = socket.create_server((host, port), family=family)
@@ -353,7 +357,9 @@ class ControlServer:
         return json_response(asdict(await self._service.recall_job(name, force=force)))
 
     def _check_owner(self, request: HttpRequest, name: str) -> None:
-        """Raise HttpError unless the peer may control this job: a program or fine-tuning of a user belongs to that user."""
+        """Raise HttpError unless the peer may control this job: a program or fine-tuning of a
+        user belongs to that user.
+        """
         owner = self._service.owner(name)
         if owner is None or (request.peer is not None and request.peer.uid in (0, os.geteuid(), owner)):
             return

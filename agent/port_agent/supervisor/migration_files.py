@@ -24,7 +24,10 @@ class MigratedFileError(PortError):
 
 
 def job_sources(job: Job, job_dir: Path) -> dict[str, Path]:
-    """Return the files that move with a job: their place there, and the file here; raises MigratedFileError, OSError."""
+    """Return the files that move with a job: their place there, and the file here.
+
+    Raises MigratedFileError, OSError.
+    """
     bundle = bundle_path(job, job_dir)
     if bundle is None:
         raise MigratedFileError(f"job {job.label} has no bundle")

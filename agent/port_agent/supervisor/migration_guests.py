@@ -1,7 +1,9 @@
-"""Jobs of paired devices that are trained here: accepted if this device's owner and policy allow it, and returned when done.
+"""Jobs of paired devices that are trained here: accepted if this device's owner and policy allow
+it, and returned when done.
 
-Received files stay in `moving/TOKEN` until they are complete and the owner hands the job over; then it is a job like any other, last in the
-queue. All state is on disk, so a restart continues from there, and every request may be repeated.
+Received files stay in `moving/TOKEN` until they are complete and the owner hands the job over; then it is
+a job like any other, last in the queue. All state is on disk, so a restart continues from there, and
+every request may be repeated.
 """
 
 import asyncio
@@ -211,8 +213,9 @@ class Guests:
         return self._received(bring)
 
     def _other_comes(self, client: PeerClient) -> str:
-        """Return why a job must wait for another one that is arriving, or "". Removes one that was abandoned or comes from the same
-        device.
+        """Return why a job must wait for another one that is arriving, or "".
+
+        Removes one that was abandoned or comes from the same device.
         """
         for folder in self._coming():
             newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))

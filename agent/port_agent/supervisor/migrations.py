@@ -1,8 +1,8 @@
-"""Moves jobs of this device to paired devices: offers them, sends them, watches them, and fetches them back. At every moment, exactly one
-device has a job.
+"""Moves jobs of this device to paired devices: offers them, sends them, watches them, and fetches them back. At every
+moment, exactly one device has a job.
 
-Before its files are sent, a job is `AWAY` here, on disk. It returns only when the other device reports it as done, failed, stopped or
-unknown. After a power cut at any instant, both devices can continue, because this one asks again.
+Before its files are sent, a job is `AWAY` here, on disk. It returns only when the other device reports it as done,
+failed, stopped or unknown. After a power cut at any instant, both devices can continue, because this one asks again.
 """
 
 import asyncio
@@ -65,7 +65,9 @@ RECALL_IF_IDLE_S = 600.0
 MIN_MIGRATION_GAIN = 0.8
 """A migration must bring the time, or the joules, below this share of those here."""
 _NETWORK_BYTES_PER_S = 10e6
-"""Bytes per second of transfers whose parts are sent one after another (`exchange.ANSWER_EVERY_S`); used only for the choice."""
+"""Bytes per second of transfers whose parts are sent one after another (`exchange.ANSWER_EVERY_S`);
+used only for the choice.
+"""
 _RETURNING = "returning"
 
 
@@ -199,7 +201,9 @@ class Migrations:
     def _best(
         self, job: Job, nbytes: int, welcome: Mapping[tuple[str, str], MigrationAnswer]
     ) -> tuple[str, str] | None:
-        """Return the device where the job would finish first, or take the fewest joules; None if that is this device."""
+        """Return the device where the job would finish first, or take the fewest joules;
+        None if that is this device.
+        """
         own_pace, own_joules = paces(self._context)
         takes_s = left_s(job)
         costs = {
@@ -355,7 +359,9 @@ class Migrations:
         await self._flush()
 
     async def _take_checkpoint(self, job: Job, away: Away, answer: MigrationAnswer) -> None:
-        """Continue here from the other device's position, or, if that is another kind of machine, from where the job left."""
+        """Continue here from the other device's position, or, if that is another kind of
+        machine, from where the job left.
+        """
         step = job.step
         bad = [file.path for file in answer.files if not file.path.startswith(f"{STATE}/")]
         if bad:
@@ -496,7 +502,9 @@ class Migrations:
 
 
 def _total_steps(job: Job, answer: MigrationAnswer) -> int | None:
-    """Return the total steps of a job: the other device's figure once its worker has reported it, otherwise the figure known here."""
+    """Return the total steps of a job: the other device's figure once its worker has reported it,
+    otherwise the figure known here.
+    """
     return answer.total_steps or job.total_steps
 
 
@@ -508,7 +516,10 @@ def _cleared(folder: Path, kept: Set[str]) -> None:
 
 
 def _exchange_state(state: Path, fetched: Path) -> None:
-    """Replace the local checkpoint by a fetched one; after an interruption, the missing part is fetched again. Raises OSError."""
+    """Replace the local checkpoint by a fetched one; after an interruption, the missing part is fetched again.
+
+    Raises OSError.
+    """
     shutil.rmtree(state, ignore_errors=True)
     fetched.rename(state)
     sync_directory(state)

@@ -1,7 +1,8 @@
 """The user's pause of everything, a span of time in a separate file.
 
-The file outlives the job database, and a pause survives changes of the clock. While the machine runs or sleeps, the pause is counted on the
-clock that never jumps. Across a restart of the machine, it is counted by the date, if that is set and advances.
+The file outlives the job database, and a pause survives changes of the clock. While the machine runs or sleeps,
+the pause is counted on the clock that never jumps. Across a restart of the machine, it is counted by the date, if
+that is set and advances.
 """
 
 import contextlib
@@ -32,7 +33,10 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class Pause:
-    """Whether everything is paused, for how long and why. A pause holds even while the disk rejects it; `flush` tries again."""
+    """Whether everything is paused, for how long and why.
+
+    A pause holds even while the disk rejects it; `flush` tries again.
+    """
 
     def __init__(self, state_dir: Path, clock: Clock, boot_id: Path = _BOOT_ID) -> None:
         self._path, self._clock, self.pending = state_dir / FILE_NAME, clock, False

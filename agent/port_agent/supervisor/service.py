@@ -106,10 +106,11 @@ class MeterUnavailableError(PortError):
 
 
 class Service:
-    """The requests of the control interface. Every change wakes the loop, which then acts on it. Jobs are named by id or name.
+    """The requests of the control interface. Every change wakes the loop, which then acts on it.
+    Jobs are named by id or name.
 
-    Methods that name a job raise `JobNotFoundError` if it does not exist. Methods that change something return once the change is on disk,
-    or raise `StoreError` if the disk rejects it; the change still holds.
+    Methods that name a job raise `JobNotFoundError` if it does not exist. Methods that change something return once the
+    change is on disk, or raise `StoreError` if the disk rejects it; the change still holds.
     """
 
     def __init__(self, context: DaemonContext) -> None:
@@ -352,7 +353,9 @@ class Service:
         return await self._change(replace(job, state=JobState.PAUSED, reason="paused by you"), "paused")
 
     async def resume_job(self, name: str) -> JobSummary:
-        """Resume a paused, waiting or failed job, or let a job write its damaged result again; raises `JobRequestError`."""
+        """Resume a paused, waiting or failed job, or let a job write its damaged result again;
+        raises `JobRequestError`.
+        """
         job = self._context.store.find(name)
         if job.spec.kind is JobKind.ATTACHED and job.state.is_over:
             raise JobRequestError(
@@ -376,7 +379,8 @@ class Service:
         return await self._change(replace(job, state=state, reason="", failures=0, finished_at=None), "resumed")
 
     async def run_now(self, name: str, for_s: float | None) -> JobSummary:
-        """Run a job before all others, even while the device is in use or outside of the time windows; ends a pause of everything.
+        """Run a job before all others, even while the device is in use or outside of the time windows;
+        ends a pause of everything.
 
         `for_s`: seconds; None: until the job ends. Raises `JobRequestError`.
         """
@@ -413,8 +417,8 @@ class Service:
     async def recall_job(self, name: str, *, force: bool) -> JobSummary:
         """Take a job back from the device that it moved to, with its checkpoint.
 
-        `force`: at once and without that device's reply, from the checkpoint that is here; what that device trains is discarded. Raises
-        `JobRequestError`.
+        `force`: at once and without that device's reply, from the checkpoint that is here; what that device trains is
+        discarded. Raises `JobRequestError`.
         """
         job = self._context.store.find(name)
         if job.state is not JobState.AWAY or job.away is None:
@@ -500,8 +504,9 @@ class Service:
             raise JobRequestError(f"the agent cannot read the bundle {path}: {error.strerror}") from error
 
     async def _check_bundle(self, spec: JobSpec, upload: Path | None) -> None:
-        """Raise JobRequestError if any part of an uploaded bundle is damaged. The message names the job, because nobody knows the
-        upload's name.
+        """Raise JobRequestError if any part of an uploaded bundle is damaged.
+
+        The message names the job, because nobody knows the upload's name.
         """
         check = self._context.seams.kinds[spec.kind].check
         if check is None or upload is None:
@@ -532,7 +537,9 @@ class Service:
         )
 
     def _metered(self, job: Job) -> tuple[float | None, float | None]:
-        """Return what the job used since the agent started: per step on average, idle power included, and in total without it."""
+        """Return what the job used since the agent started: per step on average, idle power
+        included, and in total without it.
+        """
         used = None if self._context.meter is None else self._context.meter.job_energy().get(str(job.id))
         if used is None or not used.steps:
             return None, None

@@ -1,7 +1,7 @@
 """Keeps the machine from going to sleep while a job may run on external power.
 
-A process keeps it awake until that process ends: `systemd-inhibit` with logind, `caffeinate` on a Mac. It ends when the pipe to its
-standard input closes, so also if the agent is killed.
+A process keeps it awake until that process ends: `systemd-inhibit` with logind, `caffeinate` on a Mac. It ends when the
+pipe to its standard input closes, so also if the agent is killed.
 """
 
 import asyncio
@@ -19,7 +19,9 @@ RETRY_S = 600.0
 """Seconds before another attempt after a refusal, which only an administrator can change."""
 _PATIENCE_S = 10.0
 _PASSING = frozenset({"hot", "throttled", "settling"})
-"""Conditions that pass by themselves within minutes; a machine that slept meanwhile would not wake up when they have."""
+"""Conditions that pass by themselves within minutes; a machine that slept meanwhile would
+not wake up when they have.
+"""
 
 
 class Inhibition(Enum):

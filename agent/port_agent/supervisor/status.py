@@ -116,8 +116,9 @@ def job_summary(context: DaemonContext, job: Job) -> JobSummary:
 
 
 def _why_it_waits(context: DaemonContext, job: Job) -> str:
-    """Return the known reason why a job does not run. The reason for its last interruption no longer counts once the policy lets jobs
-    train.
+    """Return the known reason why a job does not run.
+
+    The reason for its last interruption no longer counts once the policy lets jobs train.
     """
     decision = context.admission.decision
     may_train = decision is not None and decision.state.trains

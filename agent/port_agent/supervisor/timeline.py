@@ -56,7 +56,10 @@ class Timeline:
         return bool(self._pending)
 
     def flush(self, wall_s: float) -> None:
-        """Write pending entries, and drop those older than a month or beyond the size limit; raises OSError, and they stay pending."""
+        """Write pending entries, and drop those older than a month or beyond the size limit.
+
+        Raises OSError, and they stay pending.
+        """
         pending = list(self._pending)
         if pending:
             with self._path.open("ab") as file:  # a newline first: it ends what a power cut tore

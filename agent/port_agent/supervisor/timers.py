@@ -1,8 +1,9 @@
 """Calendar times (windows and deadlines) by APScheduler, and periodic tasks.
 
-APScheduler uses the wall clock, so `clock_changed` must be called after a jump; all gating and the watchdog run on the monotonic clock
-elsewhere. Late jobs are never dropped (`misfire_grace_time=None`), and pile-ups become one run (`coalesce`). It is loaded with the first
-window or deadline, to save memory before. Periodic tasks are tasks of the loop; none overlaps itself.
+APScheduler uses the wall clock, so `clock_changed` must be called after a jump; all gating and the watchdog run on the
+monotonic clock elsewhere. Late jobs are never dropped (`misfire_grace_time=None`), and pile-ups become one run
+(`coalesce`). It is loaded with the first window or deadline, to save memory before. Periodic tasks are tasks of the
+loop; none overlaps itself.
 """
 
 import asyncio

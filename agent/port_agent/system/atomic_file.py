@@ -53,7 +53,8 @@ def atomic_stream(path: Path, nbytes: int) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path, *, replaced: bool = False) -> Iterator[Path]:
-    """Yield a directory to fill, which becomes `path`, durably, when the block ends. `replaced`: whether it may replace an existing one.
+    """Yield a directory to fill, which becomes `path`, durably, when the block ends. `replaced`: whether it
+    may replace an existing one.
 
     Raises OSError, also if `path` exists, is not empty and is not to be replaced; after any exception, nothing of the
     new directory is left, and the old one stays.

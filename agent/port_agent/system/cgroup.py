@@ -62,8 +62,8 @@ class WorkerGroup:
     def configure(self, limits: WorkerLimits) -> tuple[str, ...]:
         """Write the limits and return the names of those that this kernel does not offer.
 
-        Raises CgroupError when the memory limit cannot be set: a worker must not run without it unnoticed. Where there is no memory
-        controller at all, its limits are among those named.
+        Raises CgroupError when the memory limit cannot be set: a worker must not run without it unnoticed. Without a
+        memory controller, its limits are among those named.
         """
         missing = []
         memory = "max" if limits.memory_bytes is None else str(limits.memory_bytes)
@@ -116,7 +116,9 @@ class DelegatedTree:
     """The part of the hierarchy that belongs to the agent."""
 
     def __init__(self, base: Path, without_memory: str = "") -> None:
-        """`without_memory`: why this kernel limits only processor, I/O and processes, but no memory; empty if it limits memory too."""
+        """`without_memory`: why this kernel limits only processor, I/O and processes, but no memory;
+        empty if it limits memory too.
+        """
         self.base, self.without_memory = base, without_memory
 
     def worker(self, job_id: int, limits: WorkerLimits) -> tuple[WorkerGroup, tuple[str, ...]]:
@@ -147,8 +149,8 @@ class DelegatedTree:
 def delegated_tree(proc: Path = Path("/proc"), mount: Path | None = None) -> DelegatedTree:
     """Move this process into a leaf and return the tree above it, ready for worker groups.
 
-    A Pi as delivered boots without a memory controller (`DelegatedTree.without_memory`). Raises CgroupError when the hierarchy is not v2,
-    has none of our controllers, or is not ours alone.
+    A Pi as delivered boots without a memory controller (`DelegatedTree.without_memory`). Raises CgroupError when the
+    hierarchy is not v2, has none of our controllers, or is not ours alone.
     """
     root = mount or cgroup2_mount(proc)
     own = root / own_path(proc).lstrip("/")
@@ -213,7 +215,9 @@ def _move_to_leaf(base: Path) -> None:
 
 
 def _enable(base: Path, controllers: list[str]) -> None:
-    """Enable controllers for the children one at a time, so that a missing io controller does not cost the memory limit."""
+    """Enable controllers for the children one at a time, so that a missing io controller does
+    not cost the memory limit.
+    """
     for name in controllers:
         try:
             _write(base / "cgroup.subtree_control", f"+{name}")
@@ -242,5 +246,8 @@ def _pairs(path: Path) -> dict[str, int]:
 
 
 def system_oom_kills(proc: Path = Path("/proc")) -> int | None:
-    """Return how often the kernel has killed a process for lack of memory since boot. Without a group of our own, this is the only hint."""
+    """Return how often the kernel has killed a process for lack of memory since boot.
+
+    Without a group of our own, this is the only hint.
+    """
     return _pairs(proc / "vmstat").get("oom_kill")

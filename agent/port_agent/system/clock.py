@@ -1,5 +1,5 @@
-"""The clocks of the supervisor, which tests can replace, and the clock of all metering, which keeps running while the machine is
-suspended.
+"""The clocks of the supervisor, which tests can replace, and the clock of all metering, which keeps running while
+the machine is suspended.
 """
 
 import time
@@ -46,7 +46,10 @@ class SystemClock:
 
 
 def now_s() -> float:
-    """Return seconds since boot, suspension included. Metering uses this clock, so a suspended hour shows as a gap of an hour."""
+    """Return seconds since boot, suspension included.
+
+    Metering uses this clock, so a suspended hour shows as a gap of an hour.
+    """
     return time.clock_gettime(_SLEEPLESS)
 
 
@@ -80,7 +83,9 @@ def day_left_s(wall_s: float) -> float:
 
 
 def day_start_s(wall_s: float) -> float:
-    """Return when the local day of `wall_s` began, in Unix time; days on which clocks are changed last 23 or 25 hours."""
+    """Return when the local day of `wall_s` began, in Unix time; days on which clocks are
+    changed last 23 or 25 hours.
+    """
     return datetime.combine(local_time(wall_s), datetime.min.time()).timestamp()
 
 

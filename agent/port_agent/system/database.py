@@ -12,7 +12,9 @@ from port_planner.base.errors import PortError
 
 _MAGIC = b"SQLite format 3\0"
 _FORMAT_BYTES = slice(18, 20)
-"""Offsets of the write and read versions of the file format: 1 is a rollback journal, 2 a write-ahead log (sqlite.org/fileformat2.html)."""
+"""Offsets of the write and read versions of the file format: 1 is a rollback journal, 2 a write-ahead log
+(sqlite.org/fileformat2.html).
+"""
 _KNOWN_FORMATS = (1, 2)
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SEAL = "seal"
@@ -36,10 +38,11 @@ def is_damage(error: sqlite3.Error | DamagedDatabaseError) -> bool:
 def open_database(
     path: Path, schema: str, pragmas: Sequence[str], *, timeout_s: float, autocommit: bool = False
 ) -> sqlite3.Connection:
-    """Open or create a database for one thread at a time, with these settings and its content checked (`check_content`).
+    """Open or create a database for one thread at a time, with these settings and its content
+    checked (`check_content`).
 
-    Text that is not UTF-8 is read with replacement characters. Raises DamagedDatabaseError, also for a format that SQLite would open read-only,
-    OSError, sqlite3.Error.
+    Text that is not UTF-8 is read with replacement characters. Raises DamagedDatabaseError, also for a format that
+    SQLite would open read-only, OSError, sqlite3.Error.
     """
     if path.is_file():
         with open(path, "rb") as stream:
@@ -67,8 +70,8 @@ def open_database(
 def check_content(connection: sqlite3.Connection, schema: str) -> None:
     """Check every page against SQLite's rules and the tables against those of `schema`.
 
-    A database that is not created yet (`user_version` 0), or whose version differs from the schema's, keeps its own tables. Raises
-    DamagedDatabaseError, sqlite3.Error.
+    A database that is not created yet (`user_version` 0), or whose version differs from the schema's, keeps its own
+    tables. Raises DamagedDatabaseError, sqlite3.Error.
     """
     found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]
     if found != ["ok"]:

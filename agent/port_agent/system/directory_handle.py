@@ -35,7 +35,10 @@ class DirectoryHandle:
         return cls(path, os.open(path, _DIRECTORY))
 
     def below(self, name: str, *, make: bool = False) -> "DirectoryHandle":
-        """Return a handle of a directory in this one; if it is missing and `make` is true, create it. Raises OSError."""
+        """Return a handle of a directory in this one; if it is missing and `make` is true, create it.
+
+        Raises OSError.
+        """
         if make:
             with contextlib.suppress(FileExistsError):  # opening it shows whether it is a directory
                 os.mkdir(_entry(name), dir_fd=self.descriptor)
@@ -104,8 +107,8 @@ class DirectoryHandle:
 def read_sample_file(path: Path) -> BinaryIO:
     """Open a regular file of a data directory.
 
-    The file may be a link, but not a link to another link. The directory of its target must not be a link either: the target's owner could
-    replace it at any time. Raises OSError.
+    The file may be a link, but not a link to another link. The directory of its target must not be a link either: the
+    target's owner could replace it at any time. Raises OSError.
     """
     try:
         target = Path(os.path.abspath(path.parent / path.readlink()))  # noqa: PTH100 resolve() would follow links

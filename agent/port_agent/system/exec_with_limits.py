@@ -20,7 +20,9 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "armv7l": 314, "riscv64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_IDLE = 3 << 13
 _OOM_SCORE_ADJ = 800
-"""OOM score that makes the kernel kill the worker before any of the user's processes when the machine runs out of memory."""
+"""OOM score that makes the kernel kill the worker before any of the user's processes when the
+machine runs out of memory.
+"""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,7 +1,8 @@
 """Helper processes that do one thing for their starter, and their communication: a JSON object per line, both ways.
 
-Messages are msgspec structs. Either a process gets one request and its output is the answer (`run_helper`, `ask_helper`), or requests and
-events are exchanged (`Helper`, `AsyncHelper`). An unexpected end raises HelperError with the last line of standard error.
+Messages are msgspec structs. Either a process gets one request and its output is the answer (`run_helper`,
+`ask_helper`), or requests and events are exchanged (`Helper`, `AsyncHelper`). An unexpected end raises HelperError with
+the last line of standard error.
 """
 
 import asyncio
@@ -71,7 +72,10 @@ class HelperCommand:
 def run_helper(
     command: HelperCommand, content: bytes = b"", *, within_s: float | None = None, inherited: tuple[int, ...] = ()
 ) -> bytes:
-    """Send `content` to a process and return its answer. The process inherits the descriptors `inherited`. Raises HelperError, OSError."""
+    """Send `content` to a process and return its answer.
+
+    The process inherits the descriptors `inherited`. Raises HelperError, OSError.
+    """
     with command.start(pass_fds=inherited, **_PIPES) as process:
         try:
             output, errors = process.communicate(content, within_s)
@@ -85,7 +89,10 @@ def run_helper(
 
 
 async def ask_helper(command: HelperCommand, content: bytes = b"", *, within_s: float | None = None) -> bytes:
-    """Run a helper process from an event loop; if the task is cancelled, the process is ended. Raises HelperError, OSError."""
+    """Run a helper process from an event loop; if the task is cancelled, the process is ended.
+
+    Raises HelperError, OSError.
+    """
     process = await command.start_async()
     try:
         async with asyncio.timeout(within_s):
@@ -119,7 +126,9 @@ class Helper(Generic[T]):
             self._opened = opened.pop_all()
 
     def ask(self, request: msgspec.Struct) -> Iterator[T]:
-        """Send a request and yield events until the process ends; the caller stops after the last one for the request."""
+        """Send a request and yield events until the process ends; the caller stops after the
+        last one for the request.
+        """
         if self.process.stdin is None or self.process.stdout is None:
             return
         with contextlib.suppress(BrokenPipeError):

@@ -2,10 +2,10 @@
 
 Beyond it, the kernel rejects allocations or kills the program.
 
-A systemd scope where there is a manager that enforces memory limits for this user: it counts what is really used, it holds for every
-process of the program together, and it goes away with the last of them. RLIMIT_DATA elsewhere: it counts the address space of each process
-separately. Address space that is only reserved is left out where our allocator is preloaded (`malloc/reservations.c`), or where the process
-is watched (`hold_resident`).
+A systemd scope where there is a manager that enforces memory limits for this user: it counts what is really used, it
+holds for every process of the program together, and it goes away with the last of them. RLIMIT_DATA elsewhere: it
+counts the address space of each process separately. Address space that is only reserved is left out where our allocator
+is preloaded (`malloc/reservations.c`), or where the process is watched (`hold_resident`).
 """
 
 import contextlib
@@ -111,9 +111,9 @@ def limit_data_of(pid: int, limit_bytes: int) -> None:
 def hold_resident(pid: int, resident_bytes: int) -> None:
     """Set another process's RLIMIT_DATA so that its resident memory cannot grow beyond `resident_bytes`.
 
-    The limit counts address space: what is mapped but not touched (stacks of threads, buffers of libraries) is left out, and resident pages
-    of files are included. These change, so call it repeatedly. A process that is already beyond the limit gets no more memory. Systems
-    other than Linux are left alone. Raises OSError where it has ended.
+    The limit counts address space: what is mapped but not touched (stacks of threads, buffers of libraries) is left
+    out, and resident pages of files are included. These change, so call it repeatedly. A process that is already beyond
+    the limit gets no more memory. Systems other than Linux are left alone. Raises OSError where it has ended.
     """
     if sys.platform != "linux":
         return

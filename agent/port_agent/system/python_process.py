@@ -15,14 +15,17 @@ _X86 = frozenset({"x86_64"})
 """Architectures on which torch computes with MKL."""
 _WAITING_IS_SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _MAX_KERNELS = "32"
-"""Number of kernels that are kept. A step of a transformer has fewer shapes, and a kernel takes a millisecond to recreate."""
+"""Number of kernels that are kept.
+
+A step of a transformer has fewer shapes, and a kernel takes a millisecond to recreate.
+"""
 _X86_SPINS = "30000"
 """Number of times that a thread of libgomp checks whether its partners are done before it sleeps.
 
-That is 0.4 ms, where each check is a `pause` of x86. The default is 300,000 for all processors, however long a check takes. If a partner
-has no core, as when the user keeps one busy, threads spin instead of yielding. Small steps of two threads on one core took 39.7 s by
-default, 5.8 s with this value and 2.2 s with 10,000. With a core for each thread, this value takes 0.75 to 1.0 of the default's time and
-10,000 up to 1.25. Sleeping at once takes twice that time.
+That is 0.4 ms, where each check is a `pause` of x86. The default is 300,000 for all processors, however long a check
+takes. If a partner has no core, as when the user keeps one busy, threads spin instead of yielding. Small steps of two
+threads on one core took 39.7 s by default, 5.8 s with this value and 2.2 s with 10,000. With a core for each thread,
+this value takes 0.75 to 1.0 of the default's time and 10,000 up to 1.25. Sleeping at once takes twice that time.
 """
 
 
@@ -32,7 +35,8 @@ def module_command(module: str) -> tuple[str, ...]:
 
 
 def threads_environment(threads: int) -> dict[str, str]:
-    """Return variables that make torch compute with `threads` threads, and numpy's own OpenBLAS, which computes nothing here, with one.
+    """Return variables that make torch compute with `threads` threads, and numpy's own OpenBLAS, which
+    computes nothing here, with one.
 
     OpenBLAS maps 32 MiB for each thread and touches none of it, which RLIMIT_DATA counts. On ARM torch itself computes
     with it. Threads that wait for each other yield soon, unless the environment sets how long they spin.
@@ -46,10 +50,11 @@ def threads_environment(threads: int) -> dict[str, str]:
 
 
 def few_kernels_environment() -> dict[str, str]:
-    """Return variables that make torch and oneDNN keep few of the kernels that they make for each shape. Settings of the environment stay.
+    """Return variables that make torch and oneDNN keep few of the kernels that they make for each shape.
+    Settings of the environment stay.
 
-    By default both keep 1,024, of half a MiB each. The experts of a mixture meet new shapes in each step. A model of 6 layers with 4
-    experts grew by 50 MiB per step by default, and by 4 MiB in total with these variables.
+    By default both keep 1,024, of half a MiB each. The experts of a mixture meet new shapes in each step. A model of 6
+    layers with 4 experts grew by 50 MiB per step by default, and by 4 MiB in total with these variables.
     """
     names = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     return {name: _MAX_KERNELS for name in names if name not in os.environ}

@@ -9,7 +9,9 @@ class Notifier:
     """Sends sd_notify messages; does nothing outside systemd."""
 
     def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
-        """Remove systemd's variables from the environment, so that workers and sensors cannot send messages in our name."""
+        """Remove systemd's variables from the environment, so that workers and sensors cannot
+        send messages in our name.
+        """
         values = os.environ if environment is None else environment
         address = values.pop("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address

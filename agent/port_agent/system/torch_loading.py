@@ -1,8 +1,9 @@
 """Load torch with a lower peak of resident memory: first its library alone, then what Python needs from it.
 
-Loading the library runs 50 MiB of code once, to register every operator. Its pages are released before Python's part of torch is imported,
-so the peak is 188 MiB instead of 223 (torch 2.13, x86-64). As a program (`python -m port_agent.system.torch_loading`) it prints that peak
-in bytes. Python's code for the meta device (kernels, references and decompositions) takes 11 MiB more, and no computation needs it.
+Loading the library runs 50 MiB of code once, to register every operator. Its pages are released before Python's part of
+torch is imported, so the peak is 188 MiB instead of 223 (torch 2.13, x86-64). As a program
+(`python -m port_agent.system.torch_loading`) it prints that peak in bytes. Python's code for the meta device (kernels,
+references and decompositions) takes 11 MiB more, and no computation needs it.
 """
 
 import contextlib
@@ -19,10 +20,12 @@ from port_planner.torch_compat.loading import without_meta_kernels
 
 
 def load_torch(*, meta_kernels: bool = False) -> None:
-    """Import torch for a process that computes. On Linux, Python's kernels for the meta device are left out to save memory.
+    """Import torch for a process that computes. On Linux, Python's kernels for the meta device
+    are left out to save memory.
 
-    Code that needs those kernels imports them later; with `meta_kernels`, they are loaded at once. All objects that exist by then are
-    excluded from garbage collection. The two collections at the process's end alone would take a third of the import's time.
+    Code that needs those kernels imports them later; with `meta_kernels`, they are loaded at once. All objects that
+    exist by then are excluded from garbage collection. The two collections at the process's end alone would take a
+    third of the import's time.
     """
     load_torch_library()
     if "torch" in sys.modules:
@@ -34,7 +37,10 @@ def load_torch(*, meta_kernels: bool = False) -> None:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection while torch is imported. Nothing of it is freed, and collections take a sixth of the time."""
+    """Disable garbage collection while torch is imported.
+
+    Nothing of it is freed, and collections take a sixth of the time.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -39,8 +39,9 @@ class Batching:
     def runs(self, step: int, total: int, *, before: int = 0) -> Iterator[Sequence[BatchRows]]:
         """Yield the batches that run together, from the one after `step` to `total`: each alone, or all of an update.
 
-        `before`: number of batches of the data that were used before the job's first. An update in which the comparison with plain PyTorch
-        ends is not run as one, because its state is compared in the middle. Raises DataError if the samples do not make a batch.
+        `before`: number of batches of the data that were used before the job's first. An update in which the comparison
+        with plain PyTorch ends is not run as one, because its state is compared in the middle. Raises DataError if the
+        samples do not make a batch.
         """
         manifest = self._manifest
         if self.per_epoch == 0:

@@ -35,7 +35,9 @@ class MismatchError(PortError):
 
 
 def processor(kind: str = CPU) -> str:
-    """Return the properties of a kind of device that determine an operator's last digits, besides torch and its threads."""
+    """Return the properties of a kind of device that determine an operator's last digits,
+    besides torch and its threads.
+    """
     vectors, blas = torch.backends.cpu.get_cpu_capability(), _BLAS.search(torch.__config__.show())
     cores = core_names(cpuinfo()) if vectors in _UNSPECIFIC_VECTORS else ()
     host = f"{platform.machine()} {' and '.join(cores) or vectors}{f', {blas[1]}' if blas else ''}"

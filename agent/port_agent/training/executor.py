@@ -41,8 +41,9 @@ _PHASES = {Code.RERUN: "recompute", Code.PACK: "pack", Code.UNPACK: "unpack"}
 """Phases of instructions that are not operators of the recorded step, by the names of step events."""
 
 _AHEAD = 16
-"""Half of the largest number of operators that a device has queued when a step is paused. They take less than a tenth of a second unless
-one takes three milliseconds.
+"""Half of the largest number of operators that a device has queued when a step is paused.
+
+They take less than a tenth of a second unless one takes three milliseconds.
 """
 
 _PATIENCE_S = 0.02
@@ -64,8 +65,9 @@ class StepReport:
 class _CompiledSoFar:
     """State that compiled instructions pass to the following ones.
 
-    `unchanged`: storages that were not copied for `undo` yet. `come_back`: entries of packings that are unpacked again; the others stay
-    packed, and are in `staying` by storage. `whole_again`: those of them that also exist unpacked, recomputed for other operators.
+    `unchanged`: storages that were not copied for `undo` yet. `come_back`: entries of packings that are unpacked again;
+    the others stay packed, and are in `staying` by storage. `whole_again`: those of them that also exist unpacked,
+    recomputed for other operators.
     """
 
     unchanged: set[int]
@@ -115,10 +117,11 @@ class Executor:
         teams: CpuTeams | None = None,
         ring: TransferRing | None = None,
     ) -> None:
-        """`backend`: device that computes the step; None for the CPU. `watchers`: called after these operators have run.
+        """`backend`: device that computes the step; None for the CPU. `watchers`: called after
+        these operators have run.
 
-        `teams`: for operators that only some threads compute; the caller closes them. `ring`: for transfers between the host's memory and
-        the device's. Raises PortError for a step of another device.
+        `teams`: for operators that only some threads compute; the caller closes them. `ring`: for transfers between the
+        host's memory and the device's. Raises PortError for a step of another device.
         """
         self.program, self.graph = program, program.graph
         self.resident, self.pager = contents.resident, pager
@@ -294,8 +297,8 @@ class Executor:
         return code
 
     def _ahead_of(self, instruction: Instruction, so_far: "_CompiledSoFar") -> list[Callable[[], None]]:
-        """Return the code that runs before an instruction: waits for transfers and the device, copies for `undo`, records of phase and
-        change.
+        """Return the code that runs before an instruction: waits for transfers and the device, copies for `undo`,
+        records of phase and change.
         """
         i, runs = instruction.index, instruction.code in (Code.RUN, Code.RERUN)
         code: list[Callable[[], None]] = [
@@ -363,8 +366,8 @@ class Executor:
                 return [_call(self._finish_update, i)]
 
     def _freed(self, s: int, so_far: "_CompiledSoFar") -> list[Callable[[], None]]:
-        """Return the code that runs when a storage that stays packed is freed: it frees the unpacked form, leaving the packed one, or
-        the packed form.
+        """Return the code that runs when a storage that stays packed is freed: it frees the unpacked form, leaving the
+        packed one, or the packed form.
         """
         if s in so_far.whole_again:
             so_far.whole_again.discard(s)
@@ -437,7 +440,9 @@ class Executor:
         return run_remembering
 
     def _run_packed(self, index: int, staying: Mapping[int, int]) -> Callable[[], None] | None:
-        """Return a function that runs an operator on a packed form; None for one that needs its operands unpacked, or only their shapes."""
+        """Return a function that runs an operator on a packed form; None for one that needs its operands
+        unpacked, or only their shapes.
+        """
         op, graph = self.graph.ops[index], self.graph
         for s, entry in staying.items():
             found = packed_reading(graph, op, s, self.program.packings[entry].codec)
@@ -449,8 +454,8 @@ class Executor:
         return None
 
     def _run_drawing(self, index: int, run: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that runs a random operator on the numbers that belong to it in the order of draws, which is not that of
-        operators.
+        """Return a function that runs a random operator on the numbers that belong to it in the order of draws, which
+        is not that of operators.
         """
         generator = self._drawn_from(self.graph.ops[index])
         first = index == min(i for together in self.graph.draws for i in together)
@@ -545,7 +550,9 @@ class Executor:
 
 
 def _close_code() -> None:
-    """Count memory that an operator generated at its first run as code, because no other thread's operators generate any."""
+    """Count memory that an operator generated at its first run as code, because no other
+    thread's operators generate any.
+    """
     allocator = active()
     if allocator is not None:
         allocator.close_code()

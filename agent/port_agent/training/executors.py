@@ -1,4 +1,6 @@
-"""The execution of a bundle's programs: an executor for each, and their shared constants, scratch files, thread teams and transfers."""
+"""The execution of a bundle's programs: an executor for each, and their shared constants, scratch files,
+thread teams and transfers.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -26,7 +28,8 @@ _CONSTANT = storage_key(Role.CONSTANT, "")
 class Executors:
     """Executors by the names of graphs, each created on first use; they pass a common gate when the run is interrupted.
 
-    `page_dirs`: a directory on each medium to which plans page, in their order. `probe_packing`: measure the cost of packing tensors.
+    `page_dirs`: a directory on each medium to which plans page, in their order. `probe_packing`: measure
+    the cost of packing tensors.
     """
 
     def __init__(

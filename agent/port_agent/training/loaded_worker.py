@@ -1,7 +1,7 @@
 """A worker that loads torch while its bundle is still being made.
 
-`python -m port_agent.training.loaded_worker --control-fd FD`: once torch is loaded, it waits for a `TakeWork`, and then acts as
-`port_agent.training.worker` with those arguments.
+`python -m port_agent.training.loaded_worker --control-fd FD`: once torch is loaded, it waits for a `TakeWork`, and then
+acts as `port_agent.training.worker` with those arguments.
 """
 
 import argparse

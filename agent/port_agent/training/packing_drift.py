@@ -12,7 +12,9 @@ WATCHED_STEPS = 4
 OFTEN = 3
 """Number of the last steps with overflows that shows a change of the data; a single batch may spill."""
 SPARSE_STEPS = 50
-"""Number of consecutive steps with unused reserved memory before it is used otherwise; one dense batch would then spill."""
+"""Number of consecutive steps with unused reserved memory before it is used otherwise; one
+dense batch would then spill.
+"""
 UNUSED = 0.25
 """Unused share of the reserved memory, beyond `MARGIN`, that justifies another plan."""
 

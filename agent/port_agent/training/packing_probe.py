@@ -23,7 +23,9 @@ WORTH_PACKING = 0.9
 """Share of a tensor's size above which packing is not worth its instructions."""
 
 _SAMPLE_BYTES = 4 << 20
-"""Bytes of a tensor that are used to measure speed: more than a core's own cache, and little compared with a worker's memory."""
+"""Bytes of a tensor that are used to measure speed: more than a core's own cache, and little
+compared with a worker's memory.
+"""
 
 
 @dataclass(slots=True)

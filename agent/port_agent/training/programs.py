@@ -1,4 +1,6 @@
-"""The programs of a bundle's graphs under the current plan, or adapted ones if packed forms need other sizes than planned."""
+"""The programs of a bundle's graphs under the current plan, or adapted ones if packed forms need
+other sizes than planned.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +30,9 @@ class Programs:
         self._made: dict[tuple[int, str], Program] = {}
         self._drifts: dict[str, PackingDrift] = {}
         self._sizes: dict[str, dict[tuple[int, int], int | None]] = {}
-        """Measured sizes of packed forms that exceed the planned ones, or are much smaller, by graph (`with_packed_sizes`)."""
+        """Measured sizes of packed forms that exceed the planned ones, or are much smaller, by
+        graph (`with_packed_sizes`).
+        """
 
     def of(self, name: str) -> Program:
         """Return the program of one graph under the current plan; a plan above its budget is rejected here.

@@ -1,7 +1,7 @@
 """Set weights of small magnitude to zero after each update, by a job's schedule (`port_planner.ir.bundle.pruning`).
 
-A threshold for each weight tensor keeps zeros at zero. It is determined every few updates and stored with the commit. There are no masks,
-and a killed training continues with the same numbers.
+A threshold for each weight tensor keeps zeros at zero. It is determined every few updates and stored with the commit.
+There are no masks, and a killed training continues with the same numbers.
 """
 
 from collections.abc import Iterable

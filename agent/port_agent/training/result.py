@@ -1,4 +1,6 @@
-"""The file of the trained weights: its destination is checked before training, and it is written completely or not at all."""
+"""The file of the trained weights: its destination is checked before training, and it is written
+completely or not at all.
+"""
 
 import os
 import shutil

@@ -1,4 +1,6 @@
-"""One run of a worker, from the bundle to the last commit: its reports, and when it evaluates, switches plans and stops."""
+"""One run of a worker, from the bundle to the last commit: its reports, and when it evaluates,
+switches plans and stops.
+"""
 
 import contextlib
 import os
@@ -57,7 +59,9 @@ def train(given: TorchOptions, control: Control, emit: Emit) -> None:
 
 
 def _lock_state(directory: Path) -> LockFile:
-    """Return the lock of a state directory; two runs in one directory would mistake each other's commits for their own."""
+    """Return the lock of a state directory; two runs in one directory would mistake each
+    other's commits for their own.
+    """
     lock = LockFile(directory / "lock")
     holder = lock.hold()
     if holder is not None:

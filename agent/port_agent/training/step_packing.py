@@ -1,4 +1,7 @@
-"""Storages of a step that are packed between uses, in reserved memory or on flash. Contents that do not fit go to flash unpacked."""
+"""Storages of a step that are packed between uses, in reserved memory or on flash.
+
+Contents that do not fit go to flash unpacked.
+"""
 
 import math
 from collections.abc import Sequence
@@ -43,8 +46,8 @@ class PackingStats:
 
 
 def layout_of(what: Packable | PackingCost, graph: StepGraph) -> Layout:
-    """Return how the contents of a storage are packed; `source_bytes` differs from their size if its items have another size than the
-    codec's.
+    """Return how the contents of a storage are packed; `source_bytes` differs from their size if its items have
+    another size than the codec's.
     """
     count = graph.storages[what.storage].nbytes // what.item_bytes
     interval = asked_interval(graph, what.storage) if what.codec is Codec.INSIDE else None
@@ -90,8 +93,9 @@ class StepPacking:
     def pack(self, entry: int, *, stays: bool = False) -> None:
         """Pack a resident storage, which the caller then frees. Contents that exceed the reserved memory go to flash.
 
-        `stays`: it is read in packed form. In that case raises PackingOverflowError and UnsuitableDataError, because its size follows from
-        the step. It does not raise if torch can compute on the contents from flash in the memory of the result.
+        `stays`: it is read in packed form. In that case raises PackingOverflowError and UnsuitableDataError,
+        because its size follows from the step. It does not raise if torch can compute on the contents from flash in
+        the memory of the result.
         """
         cost, layout = self.costs[entry], self._layouts[entry]
         source, target = self.values.whole(cost.storage), block(cost.reserved_bytes)

@@ -53,13 +53,17 @@ class StepPaging:
         self._arriving: dict[int, tuple[torch.Tensor, Event]] = {}
         """Pages in transfer to and from the host's memory: the device's bytes, and when the copy is done."""
         self._moving: dict[int, tuple[torch.Tensor, Wait]] = {}
-        """Slices of an update in transfer: their memory, and a function that returns once they have arrived or failed."""
+        """Slices of an update in transfer: their memory, and a function that returns once
+        they have arrived or failed.
+        """
         self._numbers = itertools.count()
         self._item_bytes = number_bytes(program.graph)
         self._reserve()
 
     def _reserve(self) -> None:
-        """Reserve the page file's space now, so that a full disk is noticed before the first step and not during one."""
+        """Reserve the page file's space now, so that a full disk is noticed before the
+        first step and not during one.
+        """
         writes = {(i.index, i.target) for i in self.program.instructions if i.code is Code.WRITE}
         packed = {(i.index, i.target) for i in self.program.instructions if i.code is Code.WRITE_PACKED}
         furthest = max((d for _, d in writes | packed if d not in self.program.memory_targets), default=-1)
@@ -168,7 +172,9 @@ class StepPaging:
             self._store().check(self.storages[s].key, contents)
 
     def finish_write(self, s: int) -> None:
-        """Wait until a storage is written, if a write is in progress; for the host's memory, only the device's computation waits."""
+        """Wait until a storage is written, if a write is in progress; for the host's memory, only the
+        device's computation waits.
+        """
         if s in self._leaving:
             contents, copied = self._leaving.pop(s)
             self._backend().wait(copied)
@@ -258,7 +264,10 @@ class StepPaging:
         return write
 
     def _moving_slice(self, memory: torch.Tensor, first_wait: Wait, wait: Wait) -> Wait:
-        """Return `wait`, which keeps the memory until it is called. If the step is abandoned before that, `first_wait` is called."""
+        """Return `wait`, which keeps the memory until it is called.
+
+        If the step is abandoned before that, `first_wait` is called.
+        """
         number = next(self._numbers)
         self._moving[number] = memory, first_wait
 
@@ -295,13 +304,18 @@ class StepPaging:
             self._held.clear()
 
     def failed_write(self) -> Exception | None:
-        """Return why a write failed; None if none failed. Contents read after a failure are not corrupt, but were never written."""
+        """Return why a write failed; None if none failed.
+
+        Contents read after a failure are not corrupt, but were never written.
+        """
         for transfer in self._writes.values():
             transfer.finished.wait()
         return next((t.error for t in self._writes.values() if t.error is not None), None)
 
     def drop(self) -> bool:
-        """Let every transfer in progress end, and discard it; return whether a persistent storage could not be written."""
+        """Let every transfer in progress end, and discard it; return whether a persistent
+        storage could not be written.
+        """
         for transfer in (*self._writes.values(), *(t for t, _ in self._reads.values())):
             _wait_all(transfer)
         for _, copied in (*self._leaving.values(), *self._arriving.values()):

@@ -220,8 +220,8 @@ class Trainer:
         return {key: sizes[key] for key in numbers if sizes[key] in ITEM_BYTES}
 
     def _in_files(self, sizes: Mapping[str, int]) -> dict[str, FileRange]:
-        """Return the frozen weights that may be read from the user's files: all except those that others may replace, and those in
-        packed pages.
+        """Return the frozen weights that may be read from the user's files: all except those that others may replace,
+        and those in packed pages.
         """
         files, packed = self.manifest.files.items(), self._packed_items()
         if self.options.weights is not None:
@@ -356,9 +356,9 @@ class Trainer:
     ) -> None:
         """Run until `options.steps` batches are done in total, then `finish`.
 
-        After a damaged block, training resumes from an intact commit. Raises CorruptPageError if the medium damages every commit again.
-        Raises BundleError if the bundle lacks the optimizer's numbers for that many updates, and PastEndError if more steps are already
-        done than requested.
+        After a damaged block, training resumes from an intact commit. Raises CorruptPageError if the medium damages
+        every commit again. Raises BundleError if the bundle lacks the optimizer's numbers for that many updates, and
+        PastEndError if more steps are already done than requested.
         """
         if self.step > self.total_steps and self.options.data is None:
             raise PastEndError(
@@ -401,7 +401,9 @@ class Trainer:
 
     @property
     def _rounds_before(self) -> int:
-        """Rounds of a federation before this one: each draws new masks, and continues in the data where the previous one ended."""
+        """Rounds of a federation before this one: each draws new masks, and continues in the data
+        where the previous one ended.
+        """
         return 0 if self.options.weights is None else self.options.round or 0
 
     def _train_until(
@@ -436,8 +438,8 @@ class Trainer:
     def commit_finished_steps(self, within_s: float, on_commit: Callable[[Commit, float], None]) -> None:
         """Make the finished steps durable during a step that never ends, if that takes less than `within_s`.
 
-        Memory is freed as it is written, so nothing can run afterwards. Does nothing if the open step has already begun its update;
-        everything after the last checkpoint is then lost.
+        Memory is freed as it is written, so nothing can run afterwards. Does nothing if the open step has already begun
+        its update; everything after the last checkpoint is then lost.
         """
         if self._commit_s() < within_s and not (self._open and self._open.executor.changed):
             if self._open is not None:
@@ -447,8 +449,8 @@ class Trainer:
     def finishes_first(self, within_s: float) -> bool:
         """Return whether the open step has begun its update, and can be finished and committed within `within_s`.
 
-        Half an update is useless, because neither the state before nor the one after exists. If no finished steps wait for a commit, only
-        the open step would be lost.
+        Half an update is useless, because neither the state before nor the one after exists. If no finished steps wait
+        for a commit, only the open step would be lost.
         """
         if self._open is None or not self._open.executor.changed or not self.uncommitted:
             return False
@@ -464,7 +466,9 @@ class Trainer:
         return self.persistents.unwritten_bytes / speed
 
     def _one_run(self, together: Sequence[BatchRows]) -> list[StepEvent]:
-        """Run one batch, or all batches of an update at once, and return the results of each, which are equal shares of the whole."""
+        """Run one batch, or all batches of an update at once, and return the results of each, which are
+        equal shares of the whole.
+        """
         m, count = self.manifest, len(together)
         kind = WHOLE_UPDATE if count > 1 else batch_kind(self.step, m.accumulate)
         _, bucket, rows = together[0]
@@ -540,8 +544,8 @@ class Trainer:
     # -- evaluation and results
 
     def evaluate(self) -> Evaluation | None:
-        """Return loss and metric over the evaluation data, or over one batch of each size if the run is discarded; None without such
-        data.
+        """Return loss and metric over the evaluation data, or over one batch of each size if the run is
+        discarded; None without such data.
         """
         if not self.eval_samples.counts[0]:
             return None
@@ -576,7 +580,8 @@ class Trainer:
     def save_weights(self, path: Path) -> str:
         """Write the model's state as safetensors, atomically; return the file's checksum. Raises ResultError.
 
-        Names are those of `model.state_dict()`, with tied tensors once; read the file with `safetensors.torch.load_model`.
+        Names are those of `model.state_dict()`, with tied tensors once; read the file with
+        `safetensors.torch.load_model`.
         """
         return save_result(self.bundle, self.persistents, self.step, path)
 

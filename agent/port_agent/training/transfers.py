@@ -1,7 +1,8 @@
 """Transfers between the host's memory and a device's, while operators run on both.
 
-A transfer begins as soon as the device has computed its source, and runs in parallel with the following work. Work that needs its target,
-or frees or changes its source, waits: the host for its own memory, the device's computation for the rest.
+A transfer begins as soon as the device has computed its source, and runs in parallel with the following work.
+Work that needs its target, or frees or changes its source, waits: the host for its own memory, the device's
+computation for the rest.
 """
 
 from collections.abc import Iterable, Set

@@ -1,7 +1,7 @@
 """An elementwise update that runs slice by slice: weight, gradient and optimizer state stream through RAM.
 
-While slice i is computed, slice i + 1 is being read and slice i - 1 written, with two buffers per streamed storage. This runs on a separate
-thread, so that the transfers of an update hide behind the backward pass.
+While slice i is computed, slice i + 1 is being read and slice i - 1 written, with two buffers per streamed storage.
+This runs on a separate thread, so that the transfers of an update hide behind the backward pass.
 """
 
 import threading

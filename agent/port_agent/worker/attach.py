@@ -2,8 +2,9 @@
 
 It asks on the daemon's control socket, which then becomes its connection. Does not import torch.
 
-`POST /v1/attach` with a JSON object, answered by `101 Switching Protocols`; from there on both sides speak `port_agent.worker.protocol`. It
-uses no HTTP library, because it is loaded into the user's process, inside its memory budget.
+`POST /v1/attach` with a JSON object, answered by `101 Switching Protocols`; from there on both sides
+speak `port_agent.worker.protocol`. It uses no HTTP library, because it is loaded into the user's process,
+inside its memory budget.
 """
 
 import socket

@@ -1,8 +1,8 @@
-"""Free the buffer for matrix products that numpy's OpenBLAS maps when it is loaded. RLIMIT_DATA counts it, and a worker computes nothing
-with it.
+"""Free the buffer for matrix products that numpy's OpenBLAS maps when it is loaded. RLIMIT_DATA counts it, and a worker
+computes nothing with it.
 
-The library frees it on request, and maps another one if a product needs it after all. When the process ends, the library unmaps the
-addresses again, so they stay reserved for nothing else to be there.
+The library frees it on request, and maps another one if a product needs it after all. When the process ends, the
+library unmaps the addresses again, so they stay reserved for nothing else to be there.
 """
 
 import ctypes
@@ -25,7 +25,8 @@ _MAP_FIXED_NOREPLACE = 0x100000
 def release_blas_buffer() -> int:
     """Free the buffer of numpy's OpenBLAS, once, and return its bytes.
 
-    Returns 0 if no such library is loaded, or if it was not set to one thread, because it does not start its threads again.
+    Returns 0 if no such library is loaded, or if it was not set to one thread, because it does
+    not start its threads again.
     """
     if sys.platform != "linux" or os.environ.get("OPENBLAS_NUM_THREADS") != "1":
         return 0

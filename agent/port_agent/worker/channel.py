@@ -78,7 +78,9 @@ class Channel:
                 self._socket.recv(len(line) + 1)
 
     def listen(self, handle: Callable[[Command], None], gone: Callable[[], None]) -> threading.Thread:
-        """Call `handle` for each command in a separate thread, and `gone` when the supervisor has closed the connection."""
+        """Call `handle` for each command in a separate thread, and `gone` when the supervisor
+        has closed the connection.
+        """
 
         def run() -> None:
             for command in self.commands():

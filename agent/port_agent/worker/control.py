@@ -44,8 +44,8 @@ class Training(Protocol):
 class Control:
     """The supervisor's commands, set by the receiving thread and executed between two instructions.
 
-    `abandon` ends the process. It is called to leave while there is no trainer, and so nothing to lose. It is also called if a trainer has
-    not left after `leave_patience_s`, if that is given.
+    `abandon` ends the process. It is called to leave while there is no trainer, and so nothing to lose. It is also
+    called if a trainer has not left after `leave_patience_s`, if that is given.
     """
 
     def __init__(self, emit: Emit, abandon: Callable[[], None], leave_patience_s: float | None = None) -> None:

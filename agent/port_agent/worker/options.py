@@ -90,7 +90,8 @@ class WorkerOptions:
 class TorchOptions(WorkerOptions):
     """The additional options of a training bundle's worker.
 
-    With `weights`, as in each round of a federation, rounds from 1 on continue in the data where the previous ones ended, with new masks.
+    With `weights`, as in each round of a federation, rounds from 1 on continue in the data where the previous
+    ones ended, with new masks.
     """
 
     page_dir: Path | None = field(
@@ -152,7 +153,9 @@ class BoardOptions(WorkerOptions):
 
 
 def page_words(page_dirs: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments that give a torch worker its page directories: `TorchOptions.page_dir`, then `scratch_dirs`."""
+    """Return the arguments that give a torch worker its page directories:
+    `TorchOptions.page_dir`, then `scratch_dirs`.
+    """
     names = ("page_dir", *["scratch_dirs"] * (len(page_dirs) - 1))
     return tuple(word for name, folder in zip(names, page_dirs, strict=False) for word in (_flag(name), folder))
 

@@ -1,8 +1,8 @@
 """The protocol of a worker and its supervisor: frozen events and commands, one JSON object per line, both ways.
 
-A line has the version alongside the message: `{"v":1,"event":"paused","step":7}`. Unknown fields are skipped; a line that
-is not a valid message of this version is rejected with ProtocolError, and the reader continues. Figures that are not
-finite (a diverged loss) are sent as null.
+A line has the version alongside the message: `{"v":1,"event":"paused","step":7}`. Unknown fields are skipped; a line
+that is not a valid message of this version is rejected with ProtocolError, and the reader continues. Figures that are
+not finite (a diverged loss) are sent as null.
 """
 
 from enum import StrEnum
@@ -115,7 +115,9 @@ class CheckpointWritten(_EventMessage, frozen=True, kw_only=True, tag="checkpoin
 
 
 class PackingProbed(_EventMessage, frozen=True, kw_only=True, tag="packing"):
-    """What packing the tensors of a graph would cost, as measured in a dry run; a large graph needs several of these messages."""
+    """What packing the tensors of a graph would cost, as measured in a dry run; a large graph needs
+    several of these messages.
+    """
 
     graph: str
     costs: tuple[PackingCost, ...]
@@ -149,7 +151,9 @@ class WorkerPaused(_EventMessage, frozen=True, kw_only=True, tag="paused", omit_
 
 
 class MemoryReleased(_EventMessage, frozen=True, kw_only=True, tag="released"):
-    """An attached program computes nothing, and its tensors are in its page file; `wall_s`: seconds since the request."""
+    """An attached program computes nothing, and its tensors are in its page file; `wall_s`:
+    seconds since the request.
+    """
 
     step: int
     resident_bytes: int
@@ -180,8 +184,8 @@ class DeviceInterrupted(_EventMessage, frozen=True, kw_only=True, tag="interrupt
 class TrainingFinished(_EventMessage, frozen=True, kw_only=True, tag="finished"):
     """The job is done.
 
-    `out`: the file of its weights. `out_checksum`: the CRC-32 of that file. `digest`: a checksum over its state, if requested.
-    `untouched_block_bytes`: bytes above the peak by which resident memory may grow without an allocation.
+    `out`: the file of its weights. `out_checksum`: the CRC-32 of that file. `digest`: a checksum over its state, if
+    requested. `untouched_block_bytes`: bytes above the peak by which resident memory may grow without an allocation.
     """
 
     step: int

@@ -1,5 +1,6 @@
-"""Which samples of a data set one of several boards trains. No two boards train the same sample, and all boards together train every
-one.
+"""Which samples of a data set one of several boards trains.
+
+No two boards train the same sample, and all boards together train every one.
 """
 
 import re

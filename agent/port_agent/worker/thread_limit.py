@@ -10,7 +10,10 @@ from port_planner.base.errors import ExitCode, PortError
 _DEFAULT_STACK_BYTES = 8 << 20
 """Stack in bytes of a thread, if the process's own stack has no limit."""
 _MAP_NORESERVE = 0x4000
-"""Linux's constant, which Python names from 3.13 on. Only the process's limit counts such memory, which is never touched."""
+"""Linux's constant, which Python names from 3.13 on.
+
+Only the process's limit counts such memory, which is never touched.
+"""
 
 
 class ThreadLimitError(PortError):
@@ -32,9 +35,9 @@ def usable_cores() -> int:
 def check_thread_limit(count: int) -> None:
     """Raise ThreadLimitError if the process's memory limit (RLIMIT_DATA, on Linux) does not allow that many threads.
 
-    The OpenMP library would end the process if one cannot start, so memory for their stacks is briefly mapped. After an operator with fewer
-    threads, the library ends the others. If there are more of them than cores, they may still exist when the next set starts, and both must
-    fit.
+    The OpenMP library would end the process if one cannot start, so memory for their stacks is briefly mapped. After an
+    operator with fewer threads, the library ends the others. If there are more of them than cores, they may still exist
+    when the next set starts, and both must fit.
     """
     if count == 1 or sys.platform != "linux":
         return

@@ -168,7 +168,8 @@ def branches_in_a_pool() -> Any:
     pool = ThreadPoolExecutor(2)
 
     def loss(m: nn.Module) -> None:
-        # Of two branches: with three, which thread took one decides in which order gradients are added, in plain PyTorch too.
+        # Of two branches: with three, which thread took one decides in which order gradients are
+        # added, in plain PyTorch too.
         parts = list(pool.map(lambda x: m(x), [rows() for _ in range(2)]))
         square(parts).backward()
 

@@ -1,4 +1,6 @@
-"""Run a script with torch seeded, and with no more than so many rounds of `itertools.count(n)`: `run_seeded.py SCRIPT ROUNDS`."""
+"""Run a script with torch seeded, and with no more than so many rounds of `itertools.count(n)`:
+`run_seeded.py SCRIPT ROUNDS`.
+"""
 
 import itertools
 import runpy

@@ -64,10 +64,11 @@ def release_data_pages() -> None:
 
 
 def release_shared_pages(in_ram: Callable[[Path], bool]) -> None:
-    """Unmap the resident pages of files that this process has mapped to share, such as numpy's memmap or tables of Arrow.
+    """Unmap the resident pages of files that this process has mapped to share, such as numpy's
+    memmap or tables of Arrow.
 
-    This works only on Linux, and does nothing elsewhere. Written pages stay in the page cache, which the kernel writes to disk. Files that
-    are `in_ram` stay mapped.
+    This works only on Linux, and does nothing elsewhere. Written pages stay in the page cache, which the kernel writes
+    to disk. Files that are `in_ram` stay mapped.
     """
     if sys.platform != "linux":
         return
@@ -131,7 +132,10 @@ def _give_back(start: int, stop: int) -> None:
 
 @cache
 def _own_page() -> ctypes.Array[ctypes.c_char]:
-    """Return the byte that this process wrote to its private mapping of a file, which makes the page its own. Raises OSError."""
+    """Return the byte that this process wrote to its private mapping of a file, which makes the page its own.
+
+    Raises OSError.
+    """
     with open("/proc/self/exe", "rb") as file:
         mapping = mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     mapping[0:1] = mapping[0:1]
@@ -148,7 +152,8 @@ def tells_own_pages(smaps: str, written: int) -> bool:
 
 
 def code_mappings(smaps: str) -> list[tuple[int, int]]:
-    """Return the address ranges of clean private mappings of executable files: code, and constants that are read with it.
+    """Return the address ranges of clean private mappings of executable files: code, and
+    constants that are read with it.
 
     Parses the text of /proc/PID/smaps. Files without executable mappings, such as weights, are not included.
     """
@@ -189,7 +194,10 @@ def _private_mappings(smaps: str) -> list[_Mapping]:
 
 
 def _file_mappings(smaps: str) -> Iterator[_Mapping]:
-    """Yield the mappings of files. Most of an smaps text describes others, one for each block of tensors, and is skipped."""
+    """Yield the mappings of files.
+
+    Most of an smaps text describes others, one for each block of tensors, and is skipped.
+    """
     end = 0
     while (path := smaps.find("/", end)) >= 0:
         begin, end = smaps.rfind("\n", 0, path) + 1, _line_end(smaps, path)

@@ -6,7 +6,10 @@ import os
 import sys
 
 BLOCK = 4096
-"""Block size in bytes. O_DIRECT needs addresses, offsets and lengths that are multiples of the logical block; 4096 suits every medium."""
+"""Block size in bytes.
+
+O_DIRECT needs addresses, offsets and lengths that are multiples of the logical block; 4096 suits every medium.
+"""
 
 
 def padded(nbytes: int) -> int:

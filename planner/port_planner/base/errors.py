@@ -112,8 +112,8 @@ def place_of_function(function: object) -> str:
 def program_line() -> str:
     """Return file and line of the program's own innermost call, such as "train.py:12".
 
-    Without one, return those of the library's module or optimizer that runs, such as "batchnorm.py:178 in BatchNorm1d"; "" in a thread
-    without either.
+    Without one, return those of the library's module or optimizer that runs, such as "batchnorm.py:178 in BatchNorm1d";
+    "" in a thread without either.
     """
     frame = sys._getframe(1)
     of_library: FrameType | None = None

@@ -36,7 +36,8 @@ def peak_resident_bytes() -> int:
 def peak_with_children_bytes() -> int:
     """Return the highest resident memory of this process or of any child that it waited for, in bytes.
 
-    By getrusage(2), a child counts the memory that its parent had when it was started, so the children's own peak cannot be separated.
+    By getrusage(2), a child counts the memory that its parent had when it was started, so the children's own
+    peak cannot be separated.
     """
     return max(peak_resident_bytes(), peak_of_children_bytes())
 
@@ -57,9 +58,9 @@ def data_bytes() -> int:
 def untouched_block_bytes() -> int:
     """Return the non-resident bytes of partly touched huge pages that were requested (Linux; 0 elsewhere).
 
-    The kernel may complete partly touched huge pages at any time (khugepaged, Documentation/admin-guide/ mm/transhuge.rst), so resident
-    memory grows by up to this much without the process doing anything. It does not complete untouched ones, of which mimalloc, the
-    allocator of torch's wheels for Arm, reserves a GiB.
+    The kernel may complete partly touched huge pages at any time (khugepaged, Documentation/admin-guide/
+    mm/transhuge.rst), so resident memory grows by up to this much without the process doing anything. It does not
+    complete untouched ones, of which mimalloc, the allocator of torch's wheels for Arm, reserves a GiB.
     """
     if sys.platform != "linux" or not _HUGE_PAGE_BYTES.exists():
         return 0

@@ -1,4 +1,6 @@
-"""The processor of this machine, from the text of Linux's /proc/cpuinfo: its cores by name, and all that determines kernels."""
+"""The processor of this machine, from the text of Linux's /proc/cpuinfo: its cores by name, and
+all that determines kernels.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -41,7 +43,9 @@ def core_names(text: str) -> tuple[str, ...]:
 
 
 def identity(text: str) -> tuple[str, ...]:
-    """Return what distinguishes processors whose kernels may compute differently: kinds of cores and instructions, sorted."""
+    """Return what distinguishes processors whose kernels may compute differently: kinds of cores
+    and instructions, sorted.
+    """
     kinds = {f"{key}: {core[key]}" for core in _processors(text) for key in (*_KINDS, *_INSTRUCTIONS) if key in core}
     return tuple(sorted(kinds))
 

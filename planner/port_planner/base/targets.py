@@ -1,4 +1,6 @@
-"""Samples with targets, for boards that learn numbers: rows that contain both, and the share of the targets that a model explains."""
+"""Samples with targets, for boards that learn numbers: rows that contain both, and the share of the
+targets that a model explains.
+"""
 
 from __future__ import annotations
 

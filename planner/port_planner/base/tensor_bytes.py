@@ -1,4 +1,6 @@
-"""The bytes of a tensor: yielded in parts, so that they need not all be in memory, and compared with another tensor's."""
+"""The bytes of a tensor: yielded in parts, so that they need not all be in memory, and
+compared with another tensor's.
+"""
 
 from collections.abc import Iterator
 
@@ -8,7 +10,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors have one data type, one shape and the same bits; zeros have a sign, and a NaN equals itself."""
+    """Return whether two tensors have one data type, one shape and the same bits; zeros have a
+    sign, and a NaN equals itself.
+    """
     alike = one.dtype == other.dtype and one.shape == other.shape
     return alike and torch.equal(_flat_bytes(one), _flat_bytes(other))
 
@@ -16,7 +20,8 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def chunks_of_tensor(tensor: torch.Tensor) -> Iterator[memoryview]:
     """Yield the bytes of a tensor in row-major order.
 
-    Each part is a copy, because under a memory budget the memory that numpy uses stays resident, and the whole tensor may not fit.
+    Each part is a copy, because under a memory budget the memory that numpy uses stays resident, and the
+    whole tensor may not fit.
     """
     flat = _flat_bytes(tensor)
     for start in range(0, flat.numel(), _CHUNK_BYTES):

@@ -13,8 +13,9 @@ _BARE_NUMBER = re.compile(r"[-+]?[0-9.]*")
 _HOW = 'write it like 8h, 3d, 07:00, 2026-12-24 or "2026-12-24 18:00"'
 _HOW_HOURS = 'write it like "22:00-07:00"'
 _LAST_YEAR = 9000
-"""Last year that is accepted. Calendars of 64-bit seconds continue beyond it, but those of Python and of databases end at 9999 in every
-time zone.
+"""Last year that is accepted.
+
+Calendars of 64-bit seconds continue beyond it, but those of Python and of databases end at 9999 in every time zone.
 """
 LATEST_UNIX = 4102444800.0
 """2100-01-01 in Unix time, which all calendars and time zones know."""
@@ -50,7 +51,8 @@ _DAYS_AGO = {"today": 0, "yesterday": 1}
 
 
 def parse_since(text: str, now_unix: float) -> float:
-    """Return the Unix time of a past moment: "24h" ago, the last "07:00", "yesterday" or "today", or an ISO date and time.
+    """Return the Unix time of a past moment: "24h" ago, the last "07:00", "yesterday" or
+    "today", or an ISO date and time.
 
     Uses local time if no zone is given. Raises MomentError for anything else, and for a moment in the future.
     """

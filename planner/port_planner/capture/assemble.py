@@ -34,9 +34,9 @@ from port_planner.ir.operators import only_checks
 class UpdateOps:
     """The operators after the gradients; keys and values of the maps are value indices of the tape.
 
-    `gradients`: parameter -> its gradient. `accumulators`: parameter -> the buffer that sums gradients of micro-batches.
-    `updates`: parameter -> its optimizer's ops. `clipping`: ops of the global-norm clip. `scalars`: how many per-step
-    scalars the updates use. `after`: ops that follow all updates.
+    `gradients`: parameter -> its gradient. `accumulators`: parameter -> the buffer that sums gradients of
+    micro-batches. `updates`: parameter -> its optimizer's ops. `clipping`: ops of the global-norm clip. `scalars`: how
+    many per-step scalars the updates use. `after`: ops that follow all updates.
     """
 
     gradients: Mapping[int, int]
@@ -90,7 +90,9 @@ def assemble(
 
 
 def _copy_changed_constants(tape: Tape) -> None:
-    """Make the step change a copy of each constant that it recreates every time; the copy begins with the same contents in each step."""
+    """Make the step change a copy of each constant that it recreates every time; the copy begins with the
+    same contents in each step.
+    """
     changed = {s for op in tape.ops for s in op.writes if tape.storages[s].role is Role.CONSTANT}
     for s in sorted(changed):
         constant, storage = len(tape.storages), tape.storages[s]

@@ -1,8 +1,9 @@
 """State that steps leave to later ones outside the model: tensors that the program keeps anywhere.
 
-A bundle repeats one recording, and a checkpoint has the model, the optimizer and torch's generators. So other state would stay
-as recorded, or be lost when training is interrupted: an average of weights in a list, a teacher whose weights are exchanged, past outputs. Its
-contents need not show this in the first steps: an average of weights that have not changed yet equals those weights.
+A bundle repeats one recording, and a checkpoint has the model, the optimizer and torch's generators. So other state
+would stay as recorded, or be lost when training is interrupted: an average of weights in a list, a teacher whose
+weights are exchanged, past outputs. Its contents need not show this in the first steps: an average of weights that have
+not changed yet equals those weights.
 """
 
 import gc
@@ -21,8 +22,8 @@ class StepResults:
     def add(self, made: Iterable[tuple[StorageWeakRef, str]], constants: Iterable[StorageWeakRef] = ()) -> None:
         """Register the storages that a step created, with the line of the program that created them; "" if unknown.
 
-        `constants`: further storages that depend neither on the batch, nor on the model, nor on random numbers. A program may keep them,
-        because they are the same in every step.
+        `constants`: further storages that depend neither on the batch, nor on the model, nor on random numbers. A
+        program may keep them, because they are the same in every step.
         """
         self._steps.append({reference.cdata: (reference, line) for reference, line in made})
         self._constants += constants
@@ -40,7 +41,9 @@ class StepResults:
         return self.kept_constants() or bool(self._held(frozenset()))
 
     def kept_constants(self) -> bool:
-        """Return whether the program still has constants that a step created, such as a mask that is created only once."""
+        """Return whether the program still has constants that a step created, such as a mask
+        that is created only once.
+        """
         self._constants = [made for made in self._constants if not made.expired()]
         return bool(self._constants)
 

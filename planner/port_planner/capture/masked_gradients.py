@@ -1,9 +1,10 @@
 """The backward pass of convolutions for which frozen parameters need only some gradients.
 
-Autograd computes the three gradients by one operator, so it saves the input even if only the gradients of input or bias are requested,
-which need only its shape. Here that operand becomes a stand-in of the same shape, all of whose elements are the weight's first one. So the
-activation need not live from forward to backward. torch's CPU kernels compute bias and weight gradients together and return both,
-regardless of the mask. The mask is set to match, and nothing uses the surplus weight gradient: the bias gradient is bit-identical.
+Autograd computes the three gradients by one operator, so it saves the input even if only the gradients of input or bias
+are requested, which need only its shape. Here that operand becomes a stand-in of the same shape, all of whose elements
+are the weight's first one. So the activation need not live from forward to backward. torch's CPU kernels compute bias
+and weight gradients together and return both, regardless of the mask. The mask is set to match, and nothing uses the
+surplus weight gradient: the bias gradient is bit-identical.
 """
 
 from dataclasses import replace
@@ -25,7 +26,9 @@ def as_kernels_compute(tape: Tape) -> None:
 
 
 def _on_cpu(tape: Tape, op: RecordedOp) -> bool:
-    """Return whether the CPU's kernels compute it; other devices treat the mask differently, and are recorded unchanged."""
+    """Return whether the CPU's kernels compute it; other devices treat the mask differently,
+    and are recorded unchanged.
+    """
     source = op.args[INPUT]
     return isinstance(source, Ref) and tape.storages[tape.values[source.value].storage].device == CPU
 

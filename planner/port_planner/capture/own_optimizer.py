@@ -1,9 +1,9 @@
 """Record the update of an optimizer of any class, and its numbers for each future step.
 
-A copy of the optimizer steps on meta tensors, which have shapes but no contents. So nothing that it does can depend on the values of
-weights or gradients; otherwise it is rejected by name, or replaced (`rewritten_steps`). All updates can therefore run during planning, and
-the numbers among the operators' arguments (learning rate, bias corrections) go into the bundle as a table. The worker needs none of the
-optimizer's code.
+A copy of the optimizer steps on meta tensors, which have shapes but no contents. So nothing that it does can depend on
+the values of weights or gradients; otherwise it is rejected by name, or replaced (`rewritten_steps`). All updates can
+therefore run during planning, and the numbers among the operators' arguments (learning rate, bias corrections) go into
+the bundle as a table. The worker needs none of the optimizer's code.
 """
 
 import copy
@@ -36,8 +36,8 @@ from port_planner.torch_compat.optimizers import drop_step_hooks, is_scheduled_s
 _REMEDY = f"a bundle cannot reproduce that; {OPTIMIZER_REMEDY}"
 
 _MIN_UPDATES = 3
-"""Least number of updates that are compared: the first creates the state, the second uses it, and the third shows that nothing keeps
-changing.
+"""Least number of updates that are compared: the first creates the state, the second uses it, and the third shows
+that nothing keeps changing.
 """
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -46,7 +46,9 @@ _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtime
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """A tensor that an optimizer keeps for a parameter, and its single initial value; None: it begins as a copy of the parameter."""
+    """A tensor that an optimizer keeps for a parameter, and its single initial value; None: it begins
+    as a copy of the parameter.
+    """
 
     parameter: torch.Tensor
     name: str
@@ -80,9 +82,9 @@ def record_update(
 ) -> RecordedUpdate:
     """Record an update of all parameters at once.
 
-    `stand_ins`: for each parameter with a gradient, a meta tensor and its `grad`. `names`: names of the parameters. `schedule`: changes of
-    the groups in each future update. Raises CaptureError if the update depends on contents or on the number of updates, mixes parameters,
-    or has state other than tensors changed in place.
+    `stand_ins`: for each parameter with a gradient, a meta tensor and its `grad`. `names`: names of the parameters.
+    `schedule`: changes of the groups in each future update. Raises CaptureError if the update depends on contents or on
+    the number of updates, mixes parameters, or has state other than tensors changed in place.
     """
     rows = [schedule[min(i, len(schedule) - 1)] if schedule else () for i in range(max(len(schedule), _MIN_UPDATES))]
     shadow = _Shadow(optimizer, stand_ins)
@@ -141,7 +143,8 @@ def _tabulated(
     expected: Mapping[torch.Tensor, _Form],
     device: str,
 ) -> tuple[list[list[float]], bool, list[list[str]]]:
-    """Return each number's values over the updates, whether they stay at the last one, and the optimizer's memory after each update.
+    """Return each number's values over the updates, whether they stay at the last one, and the optimizer's
+    memory after each update.
 
     They stay constant once an update leaves the optimizer's memory unchanged.
     """
@@ -207,7 +210,9 @@ class _Shadow:
             group["params"] = [p for p in group["params"] if any(p is s for s in stand_ins.values())]
 
     def named_where(self, expected: Sequence[RecordedOp], found: Sequence[RecordedOp]) -> str:
-        """Return the optimizer's name, with the line of the first operator of an update that differs from the expected one."""
+        """Return the optimizer's name, with the line of the first operator of an update that
+        differs from the expected one.
+        """
         for was, now in zip_longest(expected, found):
             if was is None or now is None or was.name != now.name:
                 place = next((op.line for op in (now, was) if op is not None and op.line), "")
@@ -283,7 +288,9 @@ class _Shadow:
     def _take_state(
         self, recorder: StepRecorder, ops: list[RecordedOp], names: Mapping[torch.Tensor, str]
     ) -> list[RecordedOp]:
-        """Record the state that the step created, and drop the operators that filled it or whose result nothing reads."""
+        """Record the state that the step created, and drop the operators that filled it or
+        whose result nothing reads.
+        """
         tape = recorder.tape
         kept = {(state.parameter, state.name): state.tensor for state in self.states}
         fresh = not self.states
@@ -317,8 +324,8 @@ class _Shadow:
         ]
 
     def _by_parameter(self, recorder: StepRecorder, ops: Sequence[RecordedOp]) -> dict[torch.Tensor, list[RecordedOp]]:
-        """Return the operators of each parameter, by what they read and write; raise CaptureError for an operator that serves two
-        parameters.
+        """Return the operators of each parameter, by what they read and write; raise CaptureError for an operator
+        that serves two parameters.
         """
         tape, above = recorder.tape, dict[int, int]()
         shared = self._shared_gradients(recorder)
@@ -354,7 +361,9 @@ class _Shadow:
         return {storage for storage, count in counts.items() if count > 1}
 
     def memory(self, row: Sequence[Mapping[str, Any]]) -> Any:
-        """Return everything on which the next update may depend, except tensors without contents and the values that `row` sets."""
+        """Return everything on which the next update may depend, except tensors without contents and
+        the values that `row` sets.
+        """
         contents = {k: v for k, v in vars(self._shadow).items() if k != "param_groups"}
         scheduled: list[Mapping[str, Any]] = [*row, *({} for _ in self._shadow.param_groups[len(row) :])]
         groups = [
@@ -385,7 +394,9 @@ def _line_of_class(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _frozen(item: Any) -> Any:
-    """Return a value that compares equal while the item is unchanged; for unknown kinds of objects, a value that never does."""
+    """Return a value that compares equal while the item is unchanged; for unknown kinds of
+    objects, a value that never does.
+    """
     if isinstance(item, torch.Tensor):
         contents = b"" if item.is_meta else item.detach().clone().reshape(-1).view(torch.uint8).numpy().tobytes()
         return (id(item), id(item.untyped_storage()), contents)
@@ -479,7 +490,9 @@ def _form(tape: Tape, ops: Sequence[RecordedOp], labels: Mapping[int, str]) -> _
 def with_slots(
     ops: Sequence[RecordedOp], first: int, kinds: tuple[type, ...] = (int, float)
 ) -> tuple[tuple[RecordedOp, ...], int]:
-    """Replace the numbers of these kinds among the arguments by per-step scalars `first`, `first + 1`, ...; return their number."""
+    """Replace the numbers of these kinds among the arguments by per-step scalars `first`, `first + 1`,
+    ...; return their number.
+    """
     count = 0
 
     def convert(argument: Argument) -> Argument:

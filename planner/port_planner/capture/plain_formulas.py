@@ -1,9 +1,10 @@
 """Gradients by the formulas that plain PyTorch uses, while a step is recorded.
 
-`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any dispatch mode, including a recorder. Some nodes of autograd's
-graph then use a formula that is valid for every operand, while plain PyTorch inspects the operand and uses another formula with different
-last digits. That formula is also recorded, with a choice between the two by the same test. If the gradients themselves are differentiated,
-the result of the test is read and guarded instead, because the unused formula must not be in that graph.
+`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any dispatch mode, including a recorder. Some
+nodes of autograd's graph then use a formula that is valid for every operand, while plain PyTorch inspects the operand
+and uses another formula with different last digits. That formula is also recorded, with a choice between the two by the
+same test. If the gradients themselves are differentiated, the result of the test is read and guarded instead, because
+the unused formula must not be in that graph.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,8 +28,8 @@ from port_planner.torch_compat.modes import current_modes
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
 Formula: TypeAlias = Callable[[Mapping[str, Any], Tensor, Gradients], Gradients | None]
-"""Returns plain PyTorch's gradients from a node's saved tensors, its incoming gradient, and its gradients by the other formula; None if
-it cannot.
+"""Returns plain PyTorch's gradients from a node's saved tensors, its incoming gradient, and its gradients by the other
+formula; None if it cannot.
 """
 
 
@@ -94,7 +95,9 @@ class _PlainNode:
 
 
 def _of_product(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients:
-    """Handle `prod_backward` of a product over everything: no zero, one zero, or several, in which case no derivative remains."""
+    """Handle `prod_backward` of a product over everything: no zero, one zero, or several, in which
+    case no derivative remains.
+    """
     operand, (by_zeros,) = saved["self"], made
     if not operand.dim() or by_zeros is None:
         return made
@@ -115,7 +118,10 @@ def _of_products(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gra
 
 
 def _of_running_products(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients | None:
-    """Handle `cumprod_backward` without zeros. Plain PyTorch's other formula does not consist of operators, and a guard excludes it."""
+    """Handle `cumprod_backward` without zeros.
+
+    Plain PyTorch's other formula does not consist of operators, and a guard excludes it.
+    """
     operand, result, dim = saved["self"], saved["result"], saved["dim"]
     if not operand.dim() or operand.numel() <= 1 or operand.shape[dim] == 1 or made[0] is None:
         return made

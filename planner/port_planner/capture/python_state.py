@@ -1,9 +1,9 @@
 """Python values that may influence a step, wherever they are stored.
 
-A bundle has none of the code that reads them. A value that changes in every step, such as a step count, may later decide something that no
-recording shows. They are searched for where the running code can reach them. That is in the model's modules, in what the loss function
-sees, and in the variables of each function of the program that runs meanwhile, including hooks and helpers. Tensors do not count: a
-recording contains them.
+A bundle has none of the code that reads them. A value that changes in every step, such as a step count, may later
+decide something that no recording shows. They are searched for where the running code can reach them. That is in the
+model's modules, in what the loss function sees, and in the variables of each function of the program that runs
+meanwhile, including hooks and helpers. Tensors do not count: a recording contains them.
 """
 
 import array
@@ -39,7 +39,9 @@ _MAX_MET = 4000
 _MAX_CALLS = 64
 """Largest number of calls of one function in a step whose variables are inspected."""
 _OWN_REFERENCES = 3
-"""Number of references to an object that is held only here, as `sys.getrefcount` counts them: in a list, a variable and its argument."""
+"""Number of references to an object that is held only here, as `sys.getrefcount` counts them: in a list, a
+variable and its argument.
+"""
 _TRAINERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 """Classes whose objects train, even if the loss reads them."""
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
@@ -72,7 +74,10 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[st
 
 @dataclass(slots=True)
 class _Walk:
-    """A traversal of objects that visits each one once. `follows`: whether functions lead to the variables that they name."""
+    """A traversal of objects that visits each one once.
+
+    `follows`: whether functions lead to the variables that they name.
+    """
 
     follows: bool = False
     met: set[int] = field(default_factory=set)
@@ -87,7 +92,10 @@ class _Walk:
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """A root of the traversal, and the code that reaches it. `held`: the object itself, if only the step may have it."""
+    """A root of the traversal, and the code that reaches it.
+
+    `held`: the object itself, if only the step may have it.
+    """
 
     code: CodeType
     look: Callable[[], Variables]
@@ -127,7 +135,8 @@ class StateOfCode:
             sys.setprofile(before)
 
     def changed(self) -> frozenset[str]:
-        """Return the names, with the code that reaches them, of values that have changed since that code began and that outlive it.
+        """Return the names, with the code that reaches them, of values that have changed since that code
+        began and that outlive it.
 
         Afterwards the inspected values are released, because tensors of a step would otherwise outlive it.
         """
@@ -211,7 +220,9 @@ def _of_modules(name: str, model: torch.nn.Module, walk: _Walk) -> Variables:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, and of its class if the program defines it, except code and objects that train."""
+    """Return the attributes of an object, and of its class if the program defines it, except
+    code and objects that train.
+    """
     kinds = [kind for kind in type(value).__mro__ if _is_own_class(kind)]
     slots = {name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name)}
     found = {name: getattr(value, name) for name in sorted(slots)}

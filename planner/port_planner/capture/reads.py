@@ -1,11 +1,12 @@
-"""Reads of a step's tensor contents that bypass torch's operators: `numpy()`, `tolist()`, DLPack, items of storages, sizes of packed
-sequences.
+"""Reads of a step's tensor contents that bypass torch's operators: `numpy()`, `tolist()`, DLPack, items of storages,
+sizes of packed sequences.
 
-`item()` and `bool()` are operators, which a recorder sees; these methods reach the memory, and what a program decides by them would
-be frozen without a word. They are patched one by one while a step is recorded: an active TorchFunctionMode would turn off fast paths.
+`item()` and `bool()` are operators, which a recorder sees; these methods reach the memory, and what a program decides
+by them would be frozen without a word. They are patched one by one while a step is recorded: an active
+TorchFunctionMode would turn off fast paths.
 
-`one_hot` reads the smallest and the largest class in torch itself, only to refuse those out of range, which the kernel that it calls does too:
-it is left to that one, or a bundle would hold for these two numbers alone.
+`one_hot` reads the smallest and the largest class in torch itself, only to refuse those out of range, which the kernel
+that it calls does too: it is left to that one, or a bundle would hold for these two numbers alone.
 """
 
 import functools
@@ -38,7 +39,8 @@ _REPLACED: tuple[tuple[Any, str], ...] = ((PackedSequence, "__new__"), (torch.Te
 def watch_reads(
     on_read: Callable[[torch.Tensor, str], None], on_exchange: Callable[[torch.Tensor], None] = lambda tensor: None
 ) -> Iterator[None]:
-    """Call `on_read(tensor, method)` before each such method runs in the block; of a storage, with its bytes as a tensor.
+    """Call `on_read(tensor, method)` before each such method runs in the block; of a storage,
+    with its bytes as a tensor.
 
     Its errors are raised where the program reads. `on_exchange`: called before a tensor's `data` is assigned.
     """

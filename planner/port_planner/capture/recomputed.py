@@ -1,7 +1,8 @@
-"""Results that a step computes twice, as in gradient checkpointing. They are recorded once, because the plan decides what is kept.
+"""Results that a step computes twice, as in gradient checkpointing. They are recorded once, because the
+plan decides what is kept.
 
-A storage that the backward pass fills with the same operators on the same contents as an earlier one contains the same bits. The same is
-true of random numbers if the generator was restored to its earlier state.
+A storage that the backward pass fills with the same operators on the same contents as an earlier one contains the same
+bits. The same is true of random numbers if the generator was restored to its earlier state.
 """
 
 from collections import defaultdict
@@ -106,8 +107,8 @@ def _twins(tape: Tape, lives: Mapping[int, _Life], kept: set[int]) -> dict[int, 
 def _settled(tape: Tape, lives: Mapping[int, _Life], twins: dict[int, int]) -> set[int]:
     """Return the operators that only fill twins; discard twins whose operators must remain.
 
-    These are twins that an operator fills together with a storage that has no twin, and twins that a remaining operator reads before they
-    are complete.
+    These are twins that an operator fills together with a storage that has no twin, and twins that a remaining operator
+    reads before they are complete.
     """
     while True:
         repeated = {i for i, op in enumerate(tape.ops) if (made := _made(tape, op)) and all(s in twins for s in made)}

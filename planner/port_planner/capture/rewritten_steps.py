@@ -1,8 +1,8 @@
 """Steps of torch's optimizers that read numbers from tensors in Python (`.item()`), rewritten without these reads.
 
-Adafactor scales each update by norms of the weight and of the update itself, and ASGD by a rate that it keeps in a tensor. The results are
-those of torch 2.13, to the bit: operators on double tensors with one element compute what Python computes in double precision from a
-tensor's number. Values that depend only on the number of steps stay numbers.
+Adafactor scales each update by norms of the weight and of the update itself, and ASGD by a rate that it keeps in a
+tensor. The results are those of torch 2.13, to the bit: operators on double tensors with one element compute what
+Python computes in double precision from a tensor's number. Values that depend only on the number of steps stay numbers.
 """
 
 import math

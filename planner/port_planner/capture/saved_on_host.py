@@ -1,4 +1,6 @@
-"""Move the tensors that autograd saves for a backward pass to the host's memory, for plain steps on a device that is too small."""
+"""Move the tensors that autograd saves for a backward pass to the host's memory, for plain steps on a
+device that is too small.
+"""
 
 import contextlib
 import weakref
@@ -13,7 +15,9 @@ from port_planner.torch_compat.autograd import version_of
 from port_planner.torch_compat.modes import current_modes
 
 SMALLEST_BYTES = 64 << 10
-"""Bytes below which storages stay, because the fixed cost of a copy equals that of copying a thousand times as many bytes."""
+"""Bytes below which storages stay, because the fixed cost of a copy equals that of copying a
+thousand times as many bytes.
+"""
 
 
 class _SavedView(NamedTuple):

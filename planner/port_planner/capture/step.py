@@ -59,10 +59,11 @@ class Fill:
 class Capture:
     """A captured step.
 
-    `graphs`: "step", or "first"/"next"/"last" where gradients are accumulated over micro-batches, or "eval". Persistent storages have the
-    same (role, name) in all of them. `tensors`: initial contents of each persistent storage and constant, by key "role/name"; `layouts`:
-    their layouts. `loss`: the loss on this batch. `constants`: tensors that the step reads and that belong neither to the model nor to the
-    batch, in words. `tape`: the recording, if `record_again` must compare it with others. `other_formulas`: as in `Tape`.
+    `graphs`: "step", or "first"/"next"/"last" where gradients are accumulated over micro-batches, or "eval". Persistent
+    storages have the same (role, name) in all of them. `tensors`: initial contents of each persistent storage and
+    constant, by key "role/name"; `layouts`: their layouts. `loss`: the loss on this batch. `constants`: tensors that
+    the step reads and that belong neither to the model nor to the batch, in words. `tape`: the recording, if
+    `record_again` must compare it with others. `other_formulas`: as in `Tape`.
     """
 
     graphs: Mapping[str, StepGraph]
@@ -83,9 +84,10 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 class Repetition:
     """How to check that a step is the same each time.
 
-    `batches`: on which the step is recorded again with different random numbers and must be the same. `later`: leave them to `record_again`
-    if possible, which excludes steps that change Python variables or keep tensors. `results`: results of steps recorded earlier. `known`:
-    the program's steps until the end of training, which then need not prove it themselves.
+    `batches`: on which the step is recorded again with different random numbers and must be the same. `later`:
+    leave them to `record_again` if possible, which excludes steps that change Python variables or keep tensors.
+    `results`: results of steps recorded earlier. `known`: the program's steps until the end of training, which then
+    need not prove it themselves.
     """
 
     batches: Sequence[tuple[Any, ...]] = ()
@@ -238,8 +240,9 @@ def record_hooks_without_contents(
 
 
 def _verified(graph: StepGraph, recorded: Sequence[RecordedOp]) -> StepGraph:
-    """Return a consistent graph. Raises OperatorError for one that no bundle may call, with the line of the program if it was
-    `recorded`.
+    """Return a consistent graph.
+
+    Raises OperatorError for one that no bundle may call, with the line of the program if it was `recorded`.
     """
     verify_graph(graph)
     lines = {op.name: op.line for op in reversed(recorded)}
@@ -260,9 +263,9 @@ def _undisturbed(session: "_Session", seed: int | None = None) -> Iterator[set[s
     """Restore what a recorded step changes: gradients, buffers (running statistics), parameters that it writes to and
     the default generator.
 
-    Yields a set that collects the names of buffers whose replacement is recorded. `seed`: seed of torch's random numbers meanwhile. Raises
-    CaptureError if a recording would miss something: draws from other generators, or parameters or buffers that are replaced by other
-    tensors.
+    Yields a set that collects the names of buffers whose replacement is recorded. `seed`: seed of torch's random
+    numbers meanwhile. Raises CaptureError if a recording would miss something: draws from other generators, or
+    parameters or buffers that are replaced by other tensors.
     """
     model, kept = session.model, set[str]()
     buffers = dict(model.named_buffers(remove_duplicate=False))
@@ -328,8 +331,8 @@ def _accumulations_counted(model: torch.nn.Module) -> Iterator[Counter[torch.Ten
 
 @contextlib.contextmanager
 def _gradients_dropped(counts: Mapping[torch.Tensor, int]) -> Iterator[None]:
-    """Free gradients as soon as they are complete, for parameters whose gradient is computed in one piece, because nothing reads them
-    later.
+    """Free gradients as soon as they are complete, for parameters whose gradient is computed in one piece, because
+    nothing reads them later.
     """
 
     def drop(parameter: torch.Tensor) -> None:
@@ -360,7 +363,9 @@ class _Session:
     def __init__(
         self, model: torch.nn.Module, batch: tuple[Any, ...], results: StepResults | None, *, is_known: bool = False
     ) -> None:
-        """`is_known`: whether the steps until the end of training are known, regardless of what the program counts and keeps."""
+        """`is_known`: whether the steps until the end of training are known, regardless of what the
+        program counts and keeps.
+        """
         self.model, self._is_known = model, is_known
         self.batch = batch = pytree.tree_map(_alone, batch)
         self.recorder = StepRecorder(results)
@@ -462,8 +467,8 @@ class _Session:
     def _keep_rebound(self) -> set[str]:
         """Record that buffers receive the contents of the tensors that replaced them; return their names.
 
-        The step created these tensors. Each replaces one buffer that shares its memory with no other, has the same layout in memory, and
-        has no history.
+        The step created these tensors. Each replaces one buffer that shares its memory with no other, has the same
+        layout in memory, and has no history.
         """
         recorder, now = self.recorder, dict(self.model.named_buffers())
         exchanged = {
@@ -678,7 +683,8 @@ def _require_unchanged(before: OptimizerSpec, after: OptimizerSpec) -> None:
 
 
 def _started(spec: OptimizerSpec, parameters: list[list[torch.Tensor]]) -> torch.optim.Optimizer:
-    """Return an optimizer of this spec after its first step: it has state, and fused updates apply from the next step on.
+    """Return an optimizer of this spec after its first step: it has state, and fused updates
+    apply from the next step on.
 
     Fused updates check the device when they create their state, and do not accept the meta device.
     """

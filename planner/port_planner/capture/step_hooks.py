@@ -1,8 +1,9 @@
 """Record what a program does in hooks after each step of its optimizer.
 
-They really run on the model's own tensors, as forward and backward pass do, and their changes are then restored. During recording, the
-update before them has not run, so a hook may depend on tensor contents only through torch's operators. It runs twice and must do the same;
-the second time it runs with different numbers if a schedule changes the optimizer's.
+They really run on the model's own tensors, as forward and backward pass do, and their changes are then
+restored. During recording, the update before them has not run, so a hook may depend on tensor contents only
+through torch's operators. It runs twice and must do the same; the second time it runs with different numbers if
+a schedule changes the optimizer's.
 """
 
 from collections import Counter
@@ -40,9 +41,10 @@ def record_hooks_after_steps(
 ) -> tuple[RecordedOp, ...]:
     """Run the hooks after the optimizer's step and return their operators, as parts of the update.
 
-    `schedule`: the changes of the optimizer's groups before each future update. `may_count`: whether Python state is known to decide
-    nothing. The caller restores parameters and buffers to which they write. Raises CaptureError if they do something that a bundle cannot
-    repeat: with Python state, with a number that the schedule changes, or with tensors outside the model.
+    `schedule`: the changes of the optimizer's groups before each future update. `may_count`: whether Python state is
+    known to decide nothing. The caller restores parameters and buffers to which they write. Raises CaptureError if they
+    do something that a bundle cannot repeat: with Python state, with a number that the schedule changes, or with
+    tensors outside the model.
     """
     found = [
         _Run(recorder, model, optimizer, hook).recorded(_changed_numbers(schedule), may_count=may_count)
@@ -148,7 +150,9 @@ class _Run:
         return [([*map(id, group["params"])], hyperparameters(group)) for group in self._optimizer.param_groups]
 
     def _keep_replaced(self, before: Mapping[str, torch.Tensor]) -> None:
-        """Record that parameters receive the contents of the tensors that the hook assigned to `data`, and restore their own."""
+        """Record that parameters receive the contents of the tensors that the hook assigned to
+        `data`, and restore their own.
+        """
         tape, copies = self._recorder.tape, list[tuple[int, int]]()
         for name, parameter in self._parameters.items():
             old, new = before[name], parameter.data
@@ -168,8 +172,8 @@ class _Run:
             self._recorder.copy(target, source)
 
     def _require_lasting(self, op: RecordedOp, storages: int) -> None:
-        """Raise CaptureError for an operator that uses a storage that no longer exists after updates; `storages`: those from before the
-        hook.
+        """Raise CaptureError for an operator that uses a storage that no longer exists after updates; `storages`:
+        those from before the hook.
         """
         tape = self._recorder.tape
         if any(s < storages and tape.storages[s].role not in _LASTING for s in touched_storages(tape, op)):

@@ -1,4 +1,6 @@
-"""The contents of a picture of a plan: tensors over time and what happens to them, memory below them, and the figures above."""
+"""The contents of a picture of a plan: tensors over time and what happens to them, memory below
+them, and the figures above.
+"""
 
 import enum
 import itertools
@@ -67,8 +69,8 @@ class TileRun:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The contents of a drawing: lanes (tensor names and bytes), bars, memory per op, and the seconds at which each op starts and the last
-    one ends.
+    """The contents of a drawing: lanes (tensor names and bytes), bars, memory per op, and the seconds at which each op
+    starts and the last one ends.
 
     `operators`: their names. `figures`: figures of the plan, by name. `unshown`: tensors without a lane.
     """
@@ -100,7 +102,9 @@ def bundle_drawing(bundle: Bundle, index: int) -> Drawing:
 
 
 def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = MAX_LANES) -> Drawing:
-    """Return the drawing of `plan`, with the `most` tensors that are largest over time and live through more than one op."""
+    """Return the drawing of `plan`, with the `most` tensors that are largest over time and live
+    through more than one op.
+    """
     program = lower(graph, costs, plan)
     ordered = program.graph
     order = plan.order or tuple(range(len(graph.ops)))

@@ -14,7 +14,9 @@ from port_planner.ir.graph import StepGraph
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Calls of one operator that touch the same number of bytes, workspace included: their number, and their total seconds."""
+    """Calls of one operator that touch the same number of bytes, workspace included: their
+    number, and their total seconds.
+    """
 
     name: str
     tiled: bool
@@ -45,7 +47,9 @@ _SHORT_S = 1e-3
 
 
 def operators_svg(spots: Sequence[Spot], title: str) -> str:
-    """Return an SVG of seconds of a call over bytes that it touches, on logarithmic scales; areas are shares of the step's time."""
+    """Return an SVG of seconds of a call over bytes that it touches, on logarithmic scales; areas are
+    shares of the step's time.
+    """
     total = sum(spot.seconds for spot in spots) or 1.0
     xs = _Scale.around([max(spot.nbytes, _MIN_BYTES) for spot in spots], _BYTES_STEP)
     ys = _Scale.around([max(spot.seconds / spot.calls, _MIN_S) for spot in spots], _SECONDS_STEP)

@@ -30,7 +30,9 @@ _MAX_LABELS = 20
 
 
 def rounds_svg(rounds: Sequence[RoundMark], title: str) -> str:
-    """Return an SVG of the loss per round, with a row per device below: a dot if it is in the average, a ring if it was lost."""
+    """Return an SVG of the loss per round, with a row per device below: a dot if it is in the
+    average, a ring if it was lost.
+    """
     names = sorted({name for one in rounds for name in (*one.devices, *one.lost)})
     losses = [one.loss for one in rounds if one.loss is not None]
     low, high = min(losses, default=0.0), max(losses, default=1.0)

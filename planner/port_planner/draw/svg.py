@@ -1,4 +1,6 @@
-"""A drawing of a plan as SVG that follows the reader's light or dark theme, with tooltips; for wide and for narrow screens."""
+"""A drawing of a plan as SVG that follows the reader's light or dark theme, with tooltips; for
+wide and for narrow screens.
+"""
 
 import html
 import math
@@ -21,7 +23,9 @@ STYLE = """
 """.replace("\n", "")
 
 _CHART, _NARROW_CHART, _BAR, _CURVE = 860, 340, 14, 190
-"""Pixels: the width of the step, its width on a narrow screen, the height of a tensor's bar, and of the curve of memory."""
+"""Pixels: the width of the step, its width on a narrow screen, the height of a tensor's bar,
+and of the curve of memory.
+"""
 _LINE = 12
 """Pixels from one line of words to the next."""
 _LETTER = 6.3

@@ -32,7 +32,9 @@ def set_arithmetic(then: Arithmetic) -> None:
 
 @contextmanager
 def computing_as(then: Arithmetic) -> Iterator[None]:
-    """Run the block with the settings of `then`; afterwards the previous settings are restored, even if the block changed them."""
+    """Run the block with the settings of `then`; afterwards the previous settings are restored, even
+    if the block changed them.
+    """
     now = arithmetic()
     _change(now, then)
     try:

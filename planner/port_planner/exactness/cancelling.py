@@ -1,7 +1,8 @@
 """Synthetic numbers whose sums cancel, which reveal the order in which a kernel adds.
 
-Sums are kept in 32 bits and rounded to the 16 of a result. In half precision, a different order shows in one of 64,000 sums of ordinary
-numbers. It shows in one of three of these, because only the rounding errors remain (measured with the matrix units of an Intel Xeon).
+Sums are kept in 32 bits and rounded to the 16 of a result. In half precision, a different order shows in one of 64,000
+sums of ordinary numbers. It shows in one of three of these, because only the rounding errors remain (measured with the
+matrix units of an Intel Xeon).
 """
 
 from collections.abc import Mapping
@@ -17,8 +18,9 @@ RESIDUE = 2.0**-20
 def mirrored(numbers: torch.Tensor, dim: int, sign: int) -> torch.Tensor:
     """Make the second half of the numbers along a dimension `sign` times the first half, mirrored, and return them.
 
-    So two halves that are summed separately are in different orders, and do not cancel without a trace. A sum over that dimension, of
-    products with an operand mirrored by the other sign, is only the rounding error. If the length is odd, the last number becomes zero.
+    So two halves that are summed separately are in different orders, and do not cancel without a trace. A sum over that
+    dimension, of products with an operand mirrored by the other sign, is only the rounding error. If the length is odd,
+    the last number becomes zero.
     """
     extent = numbers.shape[dim]
     half = extent // 2

@@ -1,7 +1,8 @@
 """The cost of half-precision products on this processor, measured once per process.
 
-If a processor does not multiply bfloat16 (Cortex-A72 and A76, x86 with only AVX2), torch does it in software. This is many times slower
-than float32, and needs 32-bit sums besides the result. If oneDNN is asked first and refuses, it stays disabled for the rest of the process.
+If a processor does not multiply bfloat16 (Cortex-A72 and A76, x86 with only AVX2), torch does it in software. This is
+many times slower than float32, and needs 32-bit sums besides the result. If oneDNN is asked first and refuses, it stays
+disabled for the rest of the process.
 """
 
 import sys
@@ -61,8 +62,8 @@ def sums_bytes(dtype: torch.dtype) -> int:
 def slowdown(dtype: torch.dtype, shape: tuple[int, int, int] = (_SIDE, _SIDE, _SIDE)) -> float:
     """Return the CPU time of a layer's products in this type relative to float32, forward and backward, on one thread.
 
-    Waiting for a core does not count, but other work on the same core slows one type more than the other: 1.8 was measured where both are
-    equally fast. `shape`: rows, inner size and columns.
+    Waiting for a core does not count, but other work on the same core slows one type more than the other: 1.8 was
+    measured where both are equally fast. `shape`: rows, inner size and columns.
     """
     with computing_as(arithmetic()._replace(threads=1)), _without_refusals():
         return _seconds(dtype, shape) / _seconds(torch.float32, shape)

@@ -35,7 +35,9 @@ _Answer = TypeVar("_Answer")
 
 
 def answer_key(*form: object) -> str:
-    """Return the key of a form under the settings of the computing libraries; each of its parts must have a `repr` of its own."""
+    """Return the key of a form under the settings of the computing libraries; each of its parts must
+    have a `repr` of its own.
+    """
     settings = sorted(pair for pair in os.environ.items() if pair[0].startswith(_LIBRARY_SETTINGS))
     return operator_key((_METHOD, *form, settings))
 
@@ -57,8 +59,8 @@ class AnswerFile(Generic[_Answer]):
 
 
 class KeptAnswers:
-    """Whether calls have the bits of the whole in tiles, by form: operator, shapes, layouts, data types and everything else that may
-    select a kernel.
+    """Whether calls have the bits of the whole in tiles, by form: operator, shapes, layouts, data types and everything
+    else that may select a kernel.
     """
 
     def __init__(self) -> None:

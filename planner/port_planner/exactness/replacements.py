@@ -1,8 +1,8 @@
 """Run rewritten operators and their originals on synthetic data, and compare every byte.
 
-Whether a tiled operator gives the bits of the whole one depends on the kernels of this machine, this version of torch and the number of
-threads. So each form of rewriting is tested here once before a plan uses it; rewritings that differ are not used. Sums that may be
-reordered may differ in the last digits.
+Whether a tiled operator gives the bits of the whole one depends on the kernels of this machine, this version of torch
+and the number of threads. So each form of rewriting is tested here once before a plan uses it; rewritings that differ
+are not used. Sums that may be reordered may differ in the last digits.
 """
 
 import math
@@ -228,7 +228,9 @@ def _adds_otherwise(graph: StepGraph, rewritten: RewrittenGraph, replacement: Re
 
 
 def _row_tiles(graph: StepGraph, i: int, rewritten: RewrittenGraph, new: Sequence[int]) -> list[tuple[int, int]]:
-    """Return start and size of tiles, one of each size, in which the new ops compute rows of a half-precision product."""
+    """Return start and size of tiles, one of each size, in which the new ops compute rows of
+    a half-precision product.
+    """
     op = graph.ops[i]
     product = _half_product(graph, op)
     if product is None:
@@ -275,7 +277,9 @@ def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
 
 
 def _apart_at_ends(graph: StepGraph, ops: Sequence[int], replacement: Replacement) -> Difference | None:
-    """Return the operator whose results differ at the ends of threads' shares, which synthetic numbers may miss; None if there is none."""
+    """Return the operator whose results differ at the ends of threads' shares, which synthetic numbers may
+    miss; None if there is none.
+    """
     threads = torch.get_num_threads()
     for op in (graph.ops[i] for i in ops):
         known = operator_of(op.name)

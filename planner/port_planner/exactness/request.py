@@ -66,7 +66,9 @@ class ComparisonRequest:
         ]
 
     def parted(self, free_bytes: int) -> tuple[list[Pair], list[Pair]]:
-        """Return the pairs with those replacements that fit into that many bytes of tensors, and the pairs with the others."""
+        """Return the pairs with those replacements that fit into that many bytes of tensors, and
+        the pairs with the others.
+        """
         fitting, others = list[Pair](), list[Pair]()
         for graph, rewritten in self.pairs:
             small = frozenset(r for r in rewritten.replacements if compared_bytes(graph, rewritten, r) <= free_bytes)

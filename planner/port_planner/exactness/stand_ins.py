@@ -16,7 +16,9 @@ _SPREAD = 0.5
 
 
 def made_up(graph: StepGraph, s: int, ops: Iterable[int], edges: Sequence[int]) -> torch.Tensor:
-    """Return bytes for a storage: numbers of the kind that the ops read, or indices within their bounds, with `edges` among them."""
+    """Return bytes for a storage: numbers of the kind that the ops read, or indices within their
+    bounds, with `edges` among them.
+    """
     generator = torch.Generator().manual_seed(SEED + s)
     value, bound = _read_as(graph, s, ops)
     flat = torch.empty(graph.storages[s].nbytes // ITEM_BYTES[value.dtype], dtype=dtype(value.dtype))

@@ -37,7 +37,9 @@ _FACTORS = {"below": 0.3, "above": 1.7}
 
 
 def in_whole_vectors(elements: int, threads: int) -> bool:
-    """Return whether every thread's share of a contiguous tensor, except the last, ends with a whole pair of vectors."""
+    """Return whether every thread's share of a contiguous tensor, except the last, ends
+    with a whole pair of vectors.
+    """
     taken = {min(threads, math.ceil(elements / least)) for least in _MIN_SHARES}
     if elements > min(_MIN_SHARES):
         taken.add(threads)
@@ -47,8 +49,8 @@ def in_whole_vectors(elements: int, threads: int) -> bool:
 def rounds_apart(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Return whether an elementwise operator in this call rounds differently here in vectors than number by number.
 
-    This is tested on synthetic numbers, once per process for each form of call. All NaNs count as equal. Tensors with one element are
-    combined with all the others.
+    This is tested on synthetic numbers, once per process for each form of call. All NaNs count as equal. Tensors with
+    one element are combined with all the others.
     """
     leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
     return _rounds_apart(func, spec, tuple(_form(leaf) for leaf in leaves))

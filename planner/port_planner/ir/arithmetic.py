@@ -1,4 +1,6 @@
-"""The settings of torch's arithmetic, which a program may change while it runs; the same call then rounds differently."""
+"""The settings of torch's arithmetic, which a program may change while it runs; the same
+call then rounds differently.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -15,8 +17,10 @@ class Arithmetic(NamedTuple):
 
     threads: int
     onednn: bool
-    """Whether oneDNN is in use. A product that oneDNN refuses disables it for the rest of the process, which moves float32 convolutions
-    to other kernels.
+    """Whether oneDNN is in use.
+
+    A product that oneDNN refuses disables it for the rest of the process, which moves float32
+    convolutions to other kernels.
     """
     precisions: tuple[str, ...]
     """Precision of each of `PRODUCTS`: "ieee", or the type to which factors are rounded."""

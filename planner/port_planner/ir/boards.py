@@ -83,8 +83,8 @@ def board_names() -> list[str]:
 
 
 _TRANSPOSED, _MASK = 6, 10
-"""Arguments of `convolution` and of `convolution_backward`: whether it is transposed, and which gradients of input, weight and bias are
-wanted.
+"""Arguments of `convolution` and of `convolution_backward`: whether it is transposed, and which gradients of input,
+weight and bias are wanted.
 """
 
 _HOW = "`port-agent profile` writes a whole one"
@@ -189,8 +189,9 @@ def op_work(graph: StepGraph, index: int) -> Work:
 def estimated_costs(graph: StepGraph, board: Board, measured: CostTable | None = None) -> CostTable:
     """Return estimated costs of `graph` on a board that is not available.
 
-    With costs measured elsewhere, each op's seconds are scaled by the ratio of arithmetic rates (dense ops) or of memory bandwidths (all
-    others), both as this graph shows them; the workspace stays. Without such costs, seconds come from the board's rates alone.
+    With costs measured elsewhere, each op's seconds are scaled by the ratio of arithmetic rates (dense ops) or of
+    memory bandwidths (all others), both as this graph shows them; the workspace stays. Without such costs, seconds come
+    from the board's rates alone.
     """
     works = [op_work(graph, i) for i in range(len(graph.ops))]
     device = board.device()

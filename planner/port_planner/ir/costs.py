@@ -17,8 +17,8 @@ from port_planner.base.bounds import Count, Figure, PositiveFigure, Text
 class OpCost:
     """Cost of one operator: seconds of one run, bytes of workspace beyond operands and outputs.
 
-    `workspace_bytes`: bytes of the memory for which plans are made. `beside_bytes`: bytes of the host's memory, if the operator runs there
-    in a step that is planned for a device with its own.
+    `workspace_bytes`: bytes of the memory for which plans are made. `beside_bytes`: bytes of the host's memory, if the
+    operator runs there in a step that is planned for a device with its own.
     """
 
     seconds: Figure
@@ -46,8 +46,8 @@ LINKS = ("page thread", "copying stream")
 class Flash:
     """A paging target: sustained bandwidth, latency per transfer and energy per byte, both ways.
 
-    `endurance_bytes`: bytes that can be written before the medium wears out; None if unknown. `wear_joules_per_byte`: the energy whose
-    price equals the wear of a written byte; no meter shows it.
+    `endurance_bytes`: bytes that can be written before the medium wears out; None if unknown. `wear_joules_per_byte`:
+    the energy whose price equals the wear of a written byte; no meter shows it.
     """
 
     name: Text
@@ -90,11 +90,12 @@ class Flash:
 class DeviceCosts:
     """Costs that do not depend on the operator.
 
-    `base_bytes` is the resident memory of a worker that has loaded torch and the program but no tensors, plus what was measured to stay
-    unplanned (scratch of kernels, allocator slack). `static_watts` are drawn as long as the step lasts. `scratch_targets`: further media,
-    for pages of storages that live within one step; weights and optimizer state page to `flash`. If operators compute in a device's own
-    memory, `base_bytes` counts that memory. The host's memory is then the last of `scratch_targets`, for weights and optimizer state too.
-    `host_base_bytes` is what the worker holds of it in addition to pages.
+    `base_bytes` is the resident memory of a worker that has loaded torch and the program but no tensors, plus what was
+    measured to stay unplanned (scratch of kernels, allocator slack). `static_watts` are drawn as long as the step
+    lasts. `scratch_targets`: further media, for pages of storages that live within one step; weights and optimizer
+    state page to `flash`. If operators compute in a device's own memory, `base_bytes` counts that memory. The host's
+    memory is then the last of `scratch_targets`, for weights and optimizer state too. `host_base_bytes` is what the
+    worker holds of it in addition to pages.
     """
 
     name: str
@@ -106,8 +107,8 @@ class DeviceCosts:
     scratch_targets: tuple[Flash, ...] = ()
     host_base_bytes: int = 0
     shares_pages: bool = False
-    """Whether pages move without a copy between files and memory that a device shares with the host, because that was measured to be
-    faster.
+    """Whether pages move without a copy between files and memory that a device shares with the host, because that
+    was measured to be faster.
     """
 
     @property
@@ -140,7 +141,10 @@ class Codec(enum.Enum):
     SIGN = "sign"
     """32-bit floats of which only `not (value <= 0)` is still needed: one bit each. They cannot be restored."""
     INSIDE = "inside"
-    """32-bit floats of which only `low < value < high` is still needed, none of them NaN: one bit each. They cannot be restored."""
+    """32-bit floats of which only `low < value < high` is still needed, none of them NaN: one bit each.
+
+    They cannot be restored.
+    """
 
     @property
     def comes_back(self) -> bool:
@@ -152,9 +156,9 @@ class Codec(enum.Enum):
 class PackingCost:
     """The cost of packing one storage after its `version`-th write, counted from 1.
 
-    `density`: the largest observed share of items that are not all zero bits. `reserved_bytes`: the bytes that a plan reserves for the
-    packed form: the largest observed size plus a margin. `pack_seconds` and `unpack_seconds` are those of one core, `joules` of both
-    together.
+    `density`: the largest observed share of items that are not all zero bits. `reserved_bytes`: the bytes that a plan
+    reserves for the packed form: the largest observed size plus a margin. `pack_seconds` and `unpack_seconds` are those
+    of one core, `joules` of both together.
     """
 
     storage: Count
@@ -180,8 +184,8 @@ def by_version(costs: Iterable[PackingCost]) -> Mapping[tuple[int, int], Packing
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Costs of every op of a graph on its own device, in the order of its ops; `packings`: costs of packing the storages that may be
-    packed.
+    """Costs of every op of a graph on its own device, in the order of its ops; `packings`: costs of packing the
+    storages that may be packed.
 
     `elsewhere`: for a graph divided between two devices, the cost of each op on the other one; None for an op it lacks.
     """

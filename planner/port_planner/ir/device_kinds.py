@@ -10,7 +10,9 @@ CUDA = "cuda"
 MPS = "mps"
 
 BACKEND_GROUP = "port_agent.backends"
-"""The entry point group for devices of other packages: the name of a kind, and a subclass of `port_agent.backend.base.Backend`."""
+"""The entry point group for devices of other packages: the name of a kind, and a subclass of
+`port_agent.backend.base.Backend`.
+"""
 
 MAX_NAME = 32
 """Largest length of a name, longer than that of any torch backend; a longer one is in a damaged or hostile file."""

@@ -1,8 +1,8 @@
 """One training step as a straight list of aten operators over storages.
 
-Memory lives in *storages*; a *value* is a view of one (offset, shape, stride, dtype). View operators do not appear, because a value itself
-states its position. The remaining operators compute: they read storages, create storages, or write to existing ones. This module is pure
-data and does not import torch.
+Memory lives in *storages*; a *value* is a view of one (offset, shape, stride, dtype). View operators do not appear,
+because a value itself states its position. The remaining operators compute: they read storages, create storages, or
+write to existing ones. This module is pure data and does not import torch.
 """
 
 import enum
@@ -68,7 +68,9 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class NamedArgument:
-    """An argument that is one of torch's named objects, such as `dtype float32` or `device cpu`, or a number such as `complex 1j`."""
+    """An argument that is one of torch's named objects, such as `dtype float32` or `device cpu`, or a
+    number such as `complex 1j`.
+    """
 
     kind: str
     name: str
@@ -119,10 +121,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The part of a chain of operators that an op computes: tile `index` of `count` of chain number `chain`, described by `what`.
+    """The part of a chain of operators that an op computes: tile `index` of `count` of chain number
+    `chain`, described by `what`.
 
-    `reordered`: whether the op sums over tiles in a different order than the whole, which was permitted; for a chain, whether one of its
-    ops does.
+    `reordered`: whether the op sums over tiles in a different order than the whole, which was permitted; for a chain,
+    whether one of its ops does.
     """
 
     chain: Count
@@ -138,9 +141,10 @@ class Op:
 
     `name` is the aten overload, such as `aten::addmm`, `aten::add.Tensor`.
 
-    `outputs`: one value index per returned tensor (None if nothing reads it). `writes`: the storages that it changes in place. `random`:
-    whether it draws from the default generator. `tile`: the tile of an op that runs in tiles, which does not change what is computed.
-    `team`: the number of the CPU thread team that computes it, 0 for all threads of the bundle.
+    `outputs`: one value index per returned tensor (None if nothing reads it). `writes`: the storages that it
+    changes in place. `random`: whether it draws from the default generator. `tile`: the tile of an op that runs in
+    tiles, which does not change what is computed. `team`: the number of the CPU thread team that computes it, 0 for
+    all threads of the bundle.
     """
 
     name: str
@@ -186,7 +190,9 @@ def operands(op: OperatorCall) -> Iterator[int]:
 
 
 def with_operands(op: _Call, value_of: Callable[[int], int]) -> _Call:
-    """Return an operator with other operands: `value_of` is called for each of them, in order of appearance, with repetition."""
+    """Return an operator with other operands: `value_of` is called for each of them, in order of
+    appearance, with repetition.
+    """
 
     def changed(argument: Any) -> Any:
         if isinstance(argument, Ref):
@@ -200,9 +206,10 @@ def with_operands(op: _Call, value_of: Callable[[int], int]) -> _Call:
 class StepGraph:
     """A recorded step: forward, loss, backward and update, or only a forward pass for evaluation.
 
-    `batch` are the values that a caller fills before the step, `loss` the scalar that it reads afterwards, `aux` the loss function's other
-    results. `scalars`: number of the per-step scalars that `Scalar` arguments name. `draws`: random ops in the order in which they draw, if
-    that differs from the order of ops; those of one tuple draw the same numbers.
+    `batch` are the values that a caller fills before the step, `loss` the scalar that it reads afterwards,
+    `aux` the loss function's other results. `scalars`: number of the per-step scalars that `Scalar` arguments
+    name. `draws`: random ops in the order in which they draw, if that differs from the order of ops; those of
+    one tuple draw the same numbers.
     """
 
     storages: tuple[Storage, ...]
@@ -340,7 +347,9 @@ class StepGraph:
         return {}
 
     def reordered(self, order: tuple[int, ...]) -> "StepGraph":
-        """Return the same graph with its ops in `order` (a permutation of op indices); the same object for the same order."""
+        """Return the same graph with its ops in `order` (a permutation of op indices); the same
+        object for the same order.
+        """
         if order not in self._orders:
             self._orders[order] = self._reordered(order)
         return self._orders[order]
@@ -359,7 +368,8 @@ Structure: TypeAlias = tuple[tuple[Any, ...], ...]
 
 
 def structure(graph: StepGraph) -> Structure:
-    """Return what steps of one program on batches of different shapes have in common: the operators, and the connections between them.
+    """Return what steps of one program on batches of different shapes have in common: the operators, and the
+    connections between them.
 
     If structures are equal, operators and storages have the same places, so a plan of one step applies to the other.
     """
@@ -421,7 +431,9 @@ def _verify_devices(graph: StepGraph) -> None:
 
 
 def _verify_draws(graph: StepGraph) -> None:
-    """Raise GraphError unless each random operator draws by its shape alone, exactly once, or all draw in their own order."""
+    """Raise GraphError unless each random operator draws by its shape alone, exactly once, or
+    all draw in their own order.
+    """
     drawing = sorted(i for together in graph.draws for i in together)
     if graph.draws and drawing != [i for i, op in enumerate(graph.ops) if op.random]:
         raise GraphError("the draws do not name every random op once; the graph is damaged")
@@ -451,7 +463,10 @@ ITEM_BYTES = {
 """Bytes per element of the dtypes that a graph may hold."""
 
 MAX_STORAGE_BYTES = 1 << 40
-"""Largest size of a storage in bytes. No supported device can hold a terabyte tensor; a larger size is in a damaged or hostile file."""
+"""Largest size of a storage in bytes.
+
+No supported device can hold a terabyte tensor; a larger size is in a damaged or hostile file.
+"""
 
 
 def view_bytes(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> int:

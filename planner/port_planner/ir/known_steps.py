@@ -1,4 +1,5 @@
-"""What is known about the steps of a job whose program counts: the number of updates for which they are the same, except for numbers.
+"""What is known about the steps of a job whose program counts: the number of updates for which they are the
+same, except for numbers.
 
 It does not load torch, because the manifest contains a part of it.
 """
@@ -12,8 +13,8 @@ from port_planner.base.bounds import Count
 class NumberPlace:
     """A number among an operator's arguments that changes from batch to batch.
 
-    `op`: the operator's index on the tape; `argument`: its position, or its keyword; `slot`: the index of the number among
-    those of the batch.
+    `op`: the operator's index on the tape; `argument`: its position, or its keyword; `slot`: the index of the number
+    among those of the batch.
     """
 
     op: Count
@@ -48,5 +49,7 @@ class KnownSteps:
         return self.numbers[batch] if self.numbers else ()
 
     def of(self, bucket: int, rows: int) -> KnownShape | None:
-        """Return what is known about the step on batches of that many rows of a bucket; None for a shape that never occurs."""
+        """Return what is known about the step on batches of that many rows of a bucket; None for
+        a shape that never occurs.
+        """
         return next((shape for shape in self.shapes if (shape.bucket, shape.rows) == (bucket, rows)), None)

@@ -2,8 +2,8 @@
 
 It cannot run code, open files or import.
 
-They are listed in `port_planner.operators.table` by base name; every overload with tensors and plain arguments is accepted. Other operators
-are rejected by name when a step is captured, and when a bundle is loaded.
+They are listed in `port_planner.operators.table` by base name; every overload with tensors and plain arguments is
+accepted. Other operators are rejected by name when a step is captured, and when a bundle is loaded.
 """
 
 from port_planner.base.errors import ExitCode, PortError

@@ -1,4 +1,5 @@
-"""Learning rates that are lowered when the mean loss of an epoch stops improving: torch's `ReduceLROnPlateau`, float for float.
+"""Learning rates that are lowered when the mean loss of an epoch stops improving: torch's
+`ReduceLROnPlateau`, float for float.
 
 The worker has no scheduler: a rule in the bundle and a state in each commit take its place.
 """

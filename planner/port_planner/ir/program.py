@@ -42,8 +42,8 @@ class CostlyPlanError(PlanError):
 class UpdateGroup:
     """The ops `first`..`last` (all consecutive) that update storage `parameter`.
 
-    `storages`: the storages of `parameter`'s size that they touch (parameter, gradients, optimizer state,
-    temporaries); `temporaries`: storages that are created and dead inside. `whole`: ops on single elements, run once, before.
+    `storages`: the storages of `parameter`'s size that they touch (parameter, gradients, optimizer state, temporaries);
+    `temporaries`: storages that are created and dead inside. `whole`: ops on single elements, run once, before.
     """
 
     parameter: int
@@ -79,13 +79,14 @@ class Code(enum.IntEnum):
 class Instruction:
     """One instruction.
 
-    `index` is an op for RUN and RERUN, an update group for SLICED and WAIT_SLICED, an entry of `Program.packings` for PACK, UNPACK and what
-    moves packed forms, else a storage.
+    `index` is an op for RUN and RERUN, an update group for SLICED and WAIT_SLICED, an entry of `Program.packings` for
+    PACK, UNPACK and what moves packed forms, else a storage.
 
     SLICED starts a group's update, which runs alongside the following instructions until WAIT_SLICED.
 
-    `resident_bytes`: bytes that are resident while it runs, including landing buffers and unfinished writes, but not the worker's own base.
-    `target`: the paging target of a WRITE or WRITE_PACKED; a READ goes where the last WRITE of its storage went.
+    `resident_bytes`: bytes that are resident while it runs, including landing buffers and unfinished writes, but
+    not the worker's own base. `target`: the paging target of a WRITE or WRITE_PACKED; a READ goes where the last
+    WRITE of its storage went.
     """
 
     code: Code
@@ -98,13 +99,14 @@ class Instruction:
 class Program:
     """The instructions of one step and their figures from the lowering.
 
-    `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends; `starts_on_host`: those that are
-    only in the host's memory then, if the device has its own. `replayed`: random ops whose generator state must be kept because they run
-    again. `slice_written`: update group -> storages that are fully resident when it starts and paged out when it ends, written slice by
-    slice. `cross_step`: persistent storages whose write may still be in progress when the step ends; the next one waits for it. `seconds`,
-    `stall_seconds`: for a step in a sequence of equal steps, with the previous step's writes still in progress. `packings`: the packed
-    storages, one entry per gap in the order of packing; `packing_seconds`: of both directions. `written_to`: bytes by paging target.
-    `wear_joules`: the wear of the media by the written bytes, as the energy of the same price (`Flash`).
+    `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends;
+    `starts_on_host`: those that are only in the host's memory then, if the device has its own. `replayed`: random ops
+    whose generator state must be kept because they run again. `slice_written`: update group -> storages that are fully
+    resident when it starts and paged out when it ends, written slice by slice. `cross_step`: persistent storages whose
+    write may still be in progress when the step ends; the next one waits for it. `seconds`, `stall_seconds`: for a step
+    in a sequence of equal steps, with the previous step's writes still in progress. `packings`: the packed storages,
+    one entry per gap in the order of packing; `packing_seconds`: of both directions. `written_to`: bytes by paging
+    target. `wear_joules`: the wear of the media by the written bytes, as the energy of the same price (`Flash`).
     """
 
     graph: StepGraph

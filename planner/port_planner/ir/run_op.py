@@ -1,7 +1,7 @@
 """Run one operator of a step graph on tensors of the caller.
 
-The caller passes functions that fetch the tensor of a value and the optimizer's numbers of a step. It receives the results at once
-(`call`), or through a function that is created once and called in each step (`compiled`).
+The caller passes functions that fetch the tensor of a value and the optimizer's numbers of a step. It receives the
+results at once (`call`), or through a function that is created once and called in each step (`compiled`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -52,7 +52,9 @@ def fill_all(
 
 
 def flatten(result: Any) -> Sequence[torch.Tensor]:
-    """Return the tensors that an operator returned, including those in lists; none if it works in place on a list, or returns a number."""
+    """Return the tensors that an operator returned, including those in lists; none if it works in place on a
+    list, or returns a number.
+    """
     if isinstance(result, torch.Tensor):
         return (result,)
     return [tensor for part in result for tensor in flatten(part)] if isinstance(result, list | tuple) else ()

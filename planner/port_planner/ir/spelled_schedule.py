@@ -12,7 +12,9 @@ def spelled_numbers(numbers: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class SpelledSchedule:
-    """For each update and parameter group, the hyperparameters that change; `constant`: the learning rate of each group that does not."""
+    """For each update and parameter group, the hyperparameters that change; `constant`: the learning rate of
+    each group that does not.
+    """
 
     constant: tuple[dict[str, str], ...] = ()
     rows: tuple[tuple[dict[str, str], ...], ...] = ()

@@ -74,7 +74,9 @@ def restore_generators(states: Mapping[str, torch.Tensor]) -> None:
 
 
 def device_name(kind: str) -> str:
-    """Return the maker's name of the device, such as `NVIDIA H100` or `Apple M2`; its kind if torch does not know it."""
+    """Return the maker's name of the device, such as `NVIDIA H100` or `Apple M2`; its kind
+    if torch does not know it.
+    """
     if kind == MPS and torch.backends.mps.is_available():
         return str(torch.backends.mps.get_name())
     named = None if kind == CPU else getattr(module_of(kind), "get_device_name", None)

@@ -39,7 +39,9 @@ COMPLEX = "complex"
 MAX_COORDINATE = 1e30
 """Largest coordinate that is still finite in float32 when it is scaled to pixels."""
 CONNECTIONIST = "_ctc_loss"
-"""Operator whose labels, the second of four tensors or lists, become addresses regardless of their values, in all its overloads."""
+"""Operator whose labels, the second of four tensors or lists, become addresses regardless of their
+values, in all its overloads.
+"""
 _CONNECTIONIST_OPERANDS = 4
 REPEATS = "aten::repeat_interleave.Tensor"
 """Operator whose first argument gives the repeats of each index; torch writes that many, whatever their sum."""
@@ -71,8 +73,8 @@ def resolve(name: str) -> Callable[..., Any]:
 def function_of(op: Op) -> Callable[..., Any]:
     """Return a function that repeats a recorded call; raise OperatorError as `resolve` does.
 
-    A recurrent layer creates the workspace of its backward pass only if gradients are recorded, as they were if the workspace is in the
-    graph. A CTC loss makes its workspace as wide as its labels allow (`of_all_labels`).
+    A recurrent layer creates the workspace of its backward pass only if gradients are recorded, as they were if the
+    workspace is in the graph. A CTC loss makes its workspace as wide as its labels allow (`of_all_labels`).
     """
     function = resolve(op.name)
     if base_name(op.name) == CONNECTIONIST:
@@ -92,8 +94,8 @@ def function_of(op: Op) -> Callable[..., Any]:
 def of_all_labels(labels: torch.Tensor, found: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the results of a CTC loss in the same shape for all batches.
 
-    The workspace of its backward pass is as wide as the longest sequence of labels in the batch. Here it is made as wide as the padded
-    `labels`, one row per sample; nothing reads the rest.
+    The workspace of its backward pass is as wide as the longest sequence of labels in the batch. Here it is made as
+    wide as the padded `labels`, one row per sample; nothing reads the rest.
     """
     likelihood, alpha = found
     missing = 2 * labels.shape[1] + 1 - alpha.shape[-1] if labels.dim() > 1 else 0

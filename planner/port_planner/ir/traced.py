@@ -22,8 +22,9 @@ SEARCH_BYTES = 144 << 20
 class TracedOp:
     """One operator: seconds, bytes of workspace, and storages by index, each at most once.
 
-    `reads`: its operands, including those that it changes. `writes`: storages that it changes or creates. `makes`: storages whose life
-    begins here. `repeatable`: whether it gives the same bits again on the same operands, and changes nothing.
+    `reads`: its operands, including those that it changes. `writes`: storages that it changes or creates.
+    `makes`: storages whose life begins here. `repeatable`: whether it gives the same bits again on the same
+    operands, and changes nothing.
     """
 
     seconds: float

@@ -1,7 +1,8 @@
 """The static memory plan: one offset per buffer, lifetimes taken over forward and backward together.
 
-`plan_arena` is best fit over several orders, then a small exact search of the placement order; it stops as soon as the peak
-equals the lower bound, the largest sum of sizes alive in one step. No plan leaves unverified (`verify_plan`, brute force).
+`plan_arena` is best fit over several orders, then a small exact search of the placement order; it stops as soon as
+the peak equals the lower bound, the largest sum of sizes alive in one step. No plan leaves unverified
+(`verify_plan`, brute force).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ SEARCH_ROUNDS = 400
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """One buffer alive in the steps [first, last], both included, and in those of `again`, when it is at the same place."""
+    """One buffer alive in the steps [first, last], both included, and in those of `again`,
+    when it is at the same place.
+    """
 
     name: str
     size_bytes: int

@@ -46,7 +46,8 @@ PAGE_KINDS = frozenset({StepKind.PAGE_OUT, StepKind.PAGE_IN, StepKind.PAGE_WAIT}
 class LayerUpdate:
     """The part of one layer that is trained: its bias, and the weights of output channels [0, rows).
 
-    `q88`: these weights have low bytes, which the Q8.8 update rule needs. Without them, that rule rounds stochastically.
+    `q88`: these weights have low bytes, which the Q8.8 update rule needs. Without them, that
+    rule rounds stochastically.
     """
 
     bias: bool = False
@@ -58,8 +59,8 @@ class LayerUpdate:
 class SparseScheme:
     """Which parameters a model trains, layer by layer; layers not named are frozen.
 
-    `chosen`: the share of each layer's trained channels whose weights a step updates: those with the largest gradients, in
-    groups of four (dynamic partial updates, Deutel et al., arXiv 2407.10734). None: all of them.
+    `chosen`: the share of each layer's trained channels whose weights a step updates: those with the largest gradients,
+    in groups of four (dynamic partial updates, Deutel et al., arXiv 2407.10734). None: all of them.
     """
 
     updates: Mapping[str, LayerUpdate]
@@ -161,11 +162,11 @@ class Lines:
 class TableRow:
     """One kernel call. Operands are residencies; "" where the kind has no such operand.
 
-    `again`: the operator already ran in this sample. `span`: the lines it computes; None: all. `part`: it belongs to a group
-    of operators that run in bands. `resumes`, `suspends`: the sums in `scratch` continue earlier ones, or are left for a
-    later row. `parameters`: where the operator's trained parameters lie, if they are paged in. `page`: what a page row
-    moves between the medium and `source` (out) or `output` (in). `training`: inference leaves this row out. `carried`: its
-    operand may still be there from the training sample before.
+    `again`: the operator already ran in this sample. `span`: the lines it computes; None: all. `part`: it belongs to a
+    group of operators that run in bands. `resumes`, `suspends`: the sums in `scratch` continue earlier ones, or are
+    left for a later row. `parameters`: where the operator's trained parameters lie, if they are paged in. `page`: what
+    a page row moves between the medium and `source` (out) or `output` (in). `training`: inference leaves this row out.
+    `carried`: its operand may still be there from the training sample before.
     """
 
     kind: StepKind
@@ -265,7 +266,9 @@ def stored_inputs(op: KernelCall, step: Step) -> tuple[int, ...]:
 
 
 def reads_output(op: KernelCall, step: Step) -> bool:
-    """Return whether a backward step reads the values of the op's output: a mask, or the states of a recurrent layer."""
+    """Return whether a backward step reads the values of the op's output: a mask, or the
+    states of a recurrent layer.
+    """
     recurrent = (StepKind.INPUT, StepKind.WEIGHT, StepKind.WEIGHT_GRADIENT)
     return step.kind is StepKind.MASK or (op.kind is OpKind.GRU and step.kind in recurrent)
 
@@ -418,8 +421,8 @@ def fuse_updates(program: SampleProgram) -> SampleProgram:
 def alias(program: SampleProgram) -> SampleProgram:
     """Return the program without the copies of residual adds whose source is not read again.
 
-    The gradient of an add is the gradient of both its inputs. The first COPY creates a second buffer. The last one may reuse
-    the first buffer under a new name, if it starts that gradient.
+    The gradient of an add is the gradient of both its inputs. The first COPY creates a second buffer. The last one may
+    reuse the first buffer under a new name, if it starts that gradient.
     """
     steps = list(program.steps)
     for index in reversed(range(len(steps))):

@@ -1,9 +1,10 @@
-"""A training step of a board as a planning problem: one stage per step or group, one tensor per activation and gradient.
+"""A training step of a board as a planning problem: one stage per step or group, one tensor
+per activation and gradient.
 
 Weights are tensors without bytes: they stay where they are. Each is still written at its update, so that the replay
 rejects an operator that would run again with weights it did not have the first time. Weights that live on a page medium
-have bytes while they are in the arena. Reading them again before their update is their recomputation; the first read and
-the last write are part of the cost of their stages.
+have bytes while they are in the arena. Reading them again before their update is their recomputation; the first read
+and the last write are part of the cost of their stages.
 """
 
 from __future__ import annotations
@@ -120,8 +121,8 @@ def board_problem(
 ) -> BoardProblem:
     """Return the problem of running `program` with `arena_bytes` for everything but the trained parameters.
 
-    Each of `groups` is one stage; its bands are the workspace. `known`: what steps and groups of this program took in earlier
-    calls; extended here. `pages`: where tensors may be paged to; None: nowhere.
+    Each of `groups` is one stage; its bands are the workspace. `known`: what steps and groups of this program took in
+    earlier calls; extended here. `pages`: where tensors may be paged to; None: nowhere.
 
     Raises ProblemError if the program contradicts itself.
     """

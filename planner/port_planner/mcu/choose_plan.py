@@ -1,4 +1,6 @@
-"""The memory plan of a budget: everything is kept if it fits, else the cheapest bands, recomputation and paging that fit."""
+"""The memory plan of a budget: everything is kept if it fits, else the cheapest bands,
+recomputation and paging that fit.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from port_planner.problem.replay import ScheduleCost, replay
 from port_planner.search.solve import solve
 
 DEFAULT_CORE = "nrf52840"
-"""The board whose costs decide if none is named: the cheapest plan differs little between cores, and its bits do not differ."""
+"""The board whose costs decide if none is named: the cheapest plan differs little between cores,
+and its bits do not differ.
+"""
 
 SEARCH_S = 4.0
 """CPU seconds per attempt; networks of a few hundred steps reach their optimum within a few."""
@@ -73,9 +77,9 @@ class FitOptions:
 class FittedMemory:
     """A memory plan within its budget. Seconds and joules are those of one training sample, by the board's file.
 
-    `overhead_joules`: of bands, recomputation and paging together. `bound_joules`: with these bands, no plan recomputes and
-    pages for less. It is None if nothing had to be decided, or if parameters are paged: it does not cover what is kept of
-    them between samples. `page_costs`: of the medium, if something is paged.
+    `overhead_joules`: of bands, recomputation and paging together. `bound_joules`: with these bands, no plan recomputes
+    and pages for less. It is None if nothing had to be decided, or if parameters are paged: it does not cover what is
+    kept of them between samples. `page_costs`: of the medium, if something is paged.
     """
 
     memory: MemoryPlan
@@ -94,7 +98,8 @@ class FittedMemory:
 def fit_memory(graph: Graph, scheme: SparseScheme, options: FitOptions, *, simd: bool = True) -> FittedMemory:
     """Return the cheapest plan of `scheme` within the budget.
 
-    Raises ArenaBudgetError if nothing fits even with recomputation, BoardDeadlineError if no fitting plan is fast enough.
+    Raises ArenaBudgetError if nothing fits even with recomputation, BoardDeadlineError if no
+    fitting plan is fast enough.
     """
     core = options.core or core_costs(DEFAULT_CORE)
     kept = plan_memory(graph, scheme, simd=simd)
@@ -128,8 +133,9 @@ def _refuse_hopeless(graph: Graph, kept: MemoryPlan, options: FitOptions) -> Non
 
 @dataclass(frozen=True)
 class _Fit:
-    """The search for a plan within a budget that cannot hold everything. `kept`, `plain_joules`: the plan that keeps everything, and its
-    cost.
+    """The search for a plan within a budget that cannot hold everything.
+
+    `kept`, `plain_joules`: the plan that keeps everything, and its cost.
     """
 
     graph: Graph

@@ -1,7 +1,9 @@
-"""Choose the operators that run in bands: as few as possible, in bands as tall as possible, so that every stage fits the budget.
+"""Choose the operators that run in bands: as few as possible, in bands as tall as possible, so that
+every stage fits the budget.
 
-Recomputation cannot make a stage need less than its own operands; bands can. A group costs a halo of lines and its sums,
-a few percent. So groups are formed only where a stage is too large, one at a time, the cheapest that is small enough.
+Recomputation cannot make a stage need less than its own operands; bands can. A group costs a halo of lines
+and its sums, a few percent. So groups are formed only where a stage is too large, one at a time, the
+cheapest that is small enough.
 """
 
 from __future__ import annotations

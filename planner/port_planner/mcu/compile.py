@@ -85,10 +85,11 @@ def compile_model(
 ) -> CompiledModel:
     """Return the compiled model of a PyTorch module.
 
-    `calibration` is [N, C, H, W] or [N, C, W]. `loss`: what training lowers. `scheme`: what is trained (None: everything; an empty scheme
-    compiles for inference). `budget`: bytes for the arena and the trained parameters; tensors that do not fit are recomputed (`recompile`
-    adds a deadline and the board whose costs decide). `q88` gives low bytes to all trained weights, or to those that fit the budget. `simd`
-    gives the convolutions scratch for the DSP kernels, which a Cortex-M0 does not have. Raises McuCompileError, ArenaBudgetError.
+    `calibration` is [N, C, H, W] or [N, C, W]. `loss`: what training lowers. `scheme`: what is trained (None:
+    everything; an empty scheme compiles for inference). `budget`: bytes for the arena and the trained parameters;
+    tensors that do not fit are recomputed (`recompile` adds a deadline and the board whose costs decide). `q88` gives
+    low bytes to all trained weights, or to those that fit the budget. `simd` gives the convolutions scratch for the DSP
+    kernels, which a Cortex-M0 does not have. Raises McuCompileError, ArenaBudgetError.
     """
     samples = calibration_samples(calibration)
     graph = import_module(module, calibration.shape[1:], name, samples, loss)
@@ -167,10 +168,11 @@ def choose_channels(model: CompiledModel, share: float) -> CompiledModel:
 
 
 def with_growth(model: CompiledModel, calibration: NDArray[np.float32], growth: float) -> CompiledModel:
-    """Return the model with ranges in which weights and activations may become `growth` times as large as their largest value now.
+    """Return the model with ranges in which weights and activations may become `growth` times as large
+    as their largest value now.
 
-    This is for a module that learns from random weights. `calibration` [N, C, H, W] or [N, C, W] gives the ranges of all tensors but the
-    input's, which stays. Raises McuCompileError for a `growth` below 1.
+    This is for a module that learns from random weights. `calibration` [N, C, H, W] or [N, C, W] gives the ranges of
+    all tensors but the input's, which stays. Raises McuCompileError for a `growth` below 1.
     """
     quantized, samples = model.quantized, calibration_samples(calibration).numpy()
     wide = quantize(quantized.graph, samples, growth, growth, quantized.input)

@@ -1,8 +1,8 @@
 """The cost of a step on a core: instructions measured per unit of work, seconds and joules by the board's file.
 
-Instructions are counted exactly in QEMU, row by row (`by_row` of `benchmarks.mcu_networks.target.run_image`), and averaged
-by kernel. For bands, this estimate is a third too low. Cycles per instruction, clock and watts come from the board's
-file, each with its source. Nothing here ran on a real board.
+Instructions are counted exactly in QEMU, row by row (`by_row` of `benchmarks.mcu_networks.target.run_image`), and
+averaged by kernel. For bands, this estimate is a third too low. Cycles per instruction, clock and watts come from the
+board's file, each with its source. Nothing here ran on a real board.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ Kernel = tuple[StepKind, OpKind | None, str]
 ANY_OP = frozenset({StepKind.MASK, StepKind.BIAS, StepKind.COPY, StepKind.LOSS})
 
 NARROW, STRIDED, GATED = "narrow", "strided", "gated"
-"""Forms: convolutions whose input channels are not a multiple of four; depthwise convolutions with a stride; the gates of a recurrent unit,
-per value of its output, without the products."""
+"""Forms: convolutions whose input channels are not a multiple of four; depthwise convolutions with a stride; the gates
+of a recurrent unit, per value of its output, without the products.
+"""
 
 
 def kernel_of(graph: Graph, step: Step) -> Kernel:
@@ -107,9 +108,9 @@ M0 = _counts(1)
 """Instructions per multiply-accumulate on the emulated Cortex-M0.
 
 Without an FPU, the backward part costs 30 times as much per multiply-accumulate as on an M4F. Counted on the digits
-network. Poolings and residuals are counted on a small residual network, and groups to products on the tests' network
-of joins with 8x6 pixels, transposed convolutions on that of transposed ones. Recurrent units
-are counted on layers of 8 to 32 values and 10 steps. Zero gradients are skipped, so counts vary by a tenth between samples.
+network. Poolings and residuals are counted on a small residual network, and groups to products on the tests' network of
+joins with 8x6 pixels, transposed convolutions on that of transposed ones. Recurrent units are counted on layers of 8 to
+32 values and 10 steps. Zero gradients are skipped, so counts vary by a tenth between samples.
 """
 
 _BY_BOARD = {"mkr1000": M0, "nrf52840": M4F}

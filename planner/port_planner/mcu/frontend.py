@@ -54,7 +54,9 @@ CHOOSING = frozenset({"getitem", "narrow", "select", "flip", "roll", "pad", "cha
 SPLITTING = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind"})
 """Calls that return several tensors, which later nodes select one by one."""
 MAX_OUTPUTS = 256
-"""Largest number of outputs of a model that does not end in a linear layer: they take their square in bytes of flash."""
+"""Largest number of outputs of a model that does not end in a linear layer: they take their
+square in bytes of flash.
+"""
 _NOISE_SAMPLES = 2
 """Number of noise samples; with one, the batch would be an axis of extent 1, which squeeze() removes."""
 
@@ -80,7 +82,8 @@ def import_module(
 ) -> Graph:
     """Return the float graph of a module in eval mode, compared with the module on `samples` (None: on noise).
 
-    `input_shape`: of one sample, [C, H, W] or [C, W], or [steps, features] that a GRU reads. A softmax at the end is left out if `loss` contains one.
+    `input_shape`: of one sample, [C, H, W] or [C, W], or [steps, features] that a GRU reads. A softmax at the end is
+    left out if `loss` contains one.
 
     Raises McuCompileError, with the layer and the remedy, for anything that the firmware has no kernel for, and if the
     graph computes something else than the module.
@@ -168,7 +171,9 @@ class _Importer:
         if self.end is not None and loss is Loss.CROSS_ENTROPY:
             self.logits = logits_node(self.end)
         self.owners: dict[int, tuple[str, object]] = {}
-        """The op with the weights of a module or parameter, by its identity; holding the object keeps the identity unique."""
+        """The op with the weights of a module or parameter, by its identity; holding the object
+        keeps the identity unique.
+        """
         self.sequences: dict[fx.Node, NodeValue] = {}
         """The states of recurrent layers after each step: by the layer's node, and by that of its last state."""
 
@@ -220,7 +225,9 @@ class _Importer:
 
     @staticmethod
     def _refuse_end(value: NodeValue) -> None:
-        """Raise McuCompileError for outputs that are not one axis, or more outputs than a final pass-through layer may have."""
+        """Raise McuCompileError for outputs that are not one axis, or more outputs than a final
+        pass-through layer may have.
+        """
         if len(value.seen.axes) != 1:
             raise McuCompileError(
                 "output",
@@ -310,7 +317,9 @@ class _Importer:
 
     @staticmethod
     def _refuse_derived(node: fx.Node, module: nn.Module) -> None:
-        """Raise McuCompileError for a weight that is computed from other parameters: a board would train another weight."""
+        """Raise McuCompileError for a weight that is computed from other parameters: a board
+        would train another weight.
+        """
         own = dict(module.named_parameters(recurse=False))
         names = ("weight", "weight_ih_l0", "weight_hh_l0")
         if any(isinstance(getattr(module, name, None), torch.Tensor) and name not in own for name in names):
@@ -420,7 +429,9 @@ class _Importer:
         return NodeValue(name, TorchAxes.of(op.out_shape, axes))
 
     def _own(self, value: NodeValue, *owned: object) -> NodeValue:
-        """Record that an op has the weights of these modules or parameters; a later op with the same weights shares them."""
+        """Record that an op has the weights of these modules or parameters; a later op with the
+        same weights shares them.
+        """
         op = self.ops[value.tensor]
         for thing in owned:
             owner, _ = self.owners.setdefault(id(thing), (op.name, thing))
@@ -546,7 +557,9 @@ class _Importer:
     # -- recurrent layers -------------------------------------------------------------------------------------------
 
     def _is_recurrent(self, node: fx.Node) -> bool:
-        """Return whether a node is a recurrent layer, or reads its results: a tuple, or a tensor with the batch second."""
+        """Return whether a node is a recurrent layer, or reads its results: a tuple, or a
+        tensor with the batch second.
+        """
         if node.op == "call_module" and isinstance(self.modules[str(node.target)], nn.GRU):
             return True
         return node.op != "output" and any(source in self.sequences for source in node.all_input_nodes)
@@ -567,7 +580,9 @@ class _Importer:
             )
 
     def _last_state(self, node: fx.Node, source: fx.Node) -> NodeValue:
-        """Return what a call makes of the last state, whose axes are [1, N, C]: a view whose first axis is the batch."""
+        """Return what a call makes of the last state, whose axes are [1, N, C]: a view
+        whose first axis is the batch.
+        """
         states = self.sequences[source]
         probe = torch.linspace(-1, 1, _NOISE_SAMPLES * states.shape.channels).reshape(1, _NOISE_SAMPLES, -1)
         found = self._call(node, {source: probe}) if node.all_input_nodes == [source] else None
@@ -676,7 +691,9 @@ class _Importer:
     # -- selections -------------------------------------------------------------------------------------------------
 
     def _chosen_from(self, node: fx.Node) -> tuple[NodeValue, Callable[[torch.Tensor], torch.Tensor]]:
-        """Return the tensor from which a call selects, and the call; a part of a split is selected from the split tensor."""
+        """Return the tensor from which a call selects, and the call; a part of a split is
+        selected from the split tensor.
+        """
         (source, *_), several = node.all_input_nodes, None
         if not isinstance(self.results[source], torch.Tensor) and source.all_input_nodes:
             source, several = source.all_input_nodes[0], source

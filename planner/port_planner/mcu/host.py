@@ -28,7 +28,9 @@ from port_planner.mcu.quantize import Int8Array
 FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
 
 FAST = ("-O3", "-DPORT_SIMD_EMULATE")
-"""Further flags, for experiments with many samples: the loops of the DSP kernels give the same bits in two thirds of the time."""
+"""Further flags, for experiments with many samples: the loops of the DSP kernels give the same bits
+in two thirds of the time.
+"""
 
 
 MAX_CODE = 127
@@ -275,7 +277,9 @@ class HostEngine:
         return found
 
     def at_limit(self, layer: str) -> float:
-        """Return the share of a layer's trained weights that are at the end of their range, beyond which they cannot grow."""
+        """Return the share of a layer's trained weights that are at the end of their range,
+        beyond which they cannot grow.
+        """
         op = self.model.quantized.graph.op(layer)
         count = self.model.scheme.of(layer).rows * row_bytes(op)
         weights = np.frombuffer(self.values(layer)[-count:], np.int8)

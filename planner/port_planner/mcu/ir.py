@@ -99,10 +99,10 @@ class Shape:
 class LayerOrigin:
     """Where the weights of an op come from in the module: paths of its layers, named as in a state_dict.
 
-    The op's weight is the layer's, reshaped to `extents`, with its axes in `order`, times the scale of the batch norm that is
-    folded in. A batch norm by itself has no `layer`. `part` ends the names of weight and bias in layers that have several, such
-    as `_hh_l0`. `trains_weight`, `trains_bias`: whether the module itself trains them. It does if it has such parameters, they
-    require gradients, and gradients reach them.
+    The op's weight is the layer's, reshaped to `extents`, with its axes in `order`, times the scale of the batch norm
+    that is folded in. A batch norm by itself has no `layer`. `part` ends the names of weight and bias in layers that
+    have several, such as `_hh_l0`. `trains_weight`, `trains_bias`: whether the module itself trains them. It does if it
+    has such parameters, they require gradients, and gradients reach them.
     """
 
     layer: str
@@ -132,9 +132,9 @@ class KernelCall:
     The output tensor has the op's own name. `shares` names an earlier op that has the same weights in the module.
 
     `weight` is [out][kernel_h][kernel_w][in] (classifier: [out][1][1][in]; of groups, in / groups) or, depthwise,
-    [kernel_h][kernel_w][channel]. `function`: the function in a table. `fixed`: the weights, 1 or 0, only select and are never
-    trained. A gated recurrent unit reads the gates' inputs of each step, [height x width][3 channels], and has the weights
-    of the state before it.
+    [kernel_h][kernel_w][channel]. `function`: the function in a table. `fixed`: the weights, 1 or 0, only select and
+    are never trained. A gated recurrent unit reads the gates' inputs of each step, [height x width][3 channels], and
+    has the weights of the state before it.
     """
 
     name: str
@@ -172,7 +172,9 @@ class KernelCall:
 
     @property
     def rows(self) -> int:
-        """The rows of weights, each with a scale and a bias: one for each output channel, and one for each gate of it."""
+        """The rows of weights, each with a scale and a bias: one for each output channel,
+        and one for each gate of it.
+        """
         return self.out_shape.channels * (GATES if self.kind is OpKind.GRU else 1)
 
     @property
@@ -194,9 +196,9 @@ class KernelCall:
 class Graph:
     """Ops in execution order.
 
-    `input_name` names the sample; the last op is the classifier. `state`: the module's state_dict at its import. `same`: its
-    names that stand for one tensor, such as a layer's that is also in a list. `notes`: what was left out on purpose, one
-    sentence each.
+    `input_name` names the sample; the last op is the classifier. `state`: the module's state_dict at its import.
+    `same`: its names that stand for one tensor, such as a layer's that is also in a list. `notes`: what was left out on
+    purpose, one sentence each.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Choose which layers' weights keep their low bytes if a budget cannot hold them all.
 
 The low bytes of a layer grow with its weights, and a page must lie in the arena as a whole while its layer runs. So the
-layers with the most weights lose theirs first, and as few layers as possible do. The Q8.8 rule rounds weights without low
-bytes stochastically.
+layers with the most weights lose theirs first, and as few layers as possible do. The Q8.8 rule rounds weights without
+low bytes stochastically.
 """
 
 from __future__ import annotations

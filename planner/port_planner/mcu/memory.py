@@ -156,10 +156,11 @@ def _lifetimes(
     sizes: Mapping[str, int],
     carried: Mapping[str, int] = {},
 ) -> list[Buffer]:
-    """Return a buffer for every name, alive from the first step that touches it to the last; `kinds`: the kinds of the steps.
+    """Return a buffer for every name, alive from the first step that touches it to the last;
+    `kinds`: the kinds of the steps.
 
-    The `carried` are alive before the first step, and from the given step, which reads them again, to the end. They are alive
-    all the time if nothing touches them before that step.
+    The `carried` are alive before the first step, and from the given step, which reads them again, to the end. They are
+    alive all the time if nothing touches them before that step.
     """
     first: dict[str, int] = {graph.input_name: -1}
     last: dict[str, int] = {graph.input_name: -1}
@@ -207,7 +208,9 @@ def buffers_of(program: SampleProgram, scheme: SparseScheme, simd: bool = True) 
 def table_buffers(
     graph: Graph, rows: Iterable[TableRow], scheme: SparseScheme, sizes: Mapping[str, int]
 ) -> list[Buffer]:
-    """Return every residency of a step table with the rows in which it is alive; `sizes`: of those that exist only in bands."""
+    """Return every residency of a step table with the rows in which it is alive; `sizes`: of those
+    that exist only in bands.
+    """
     rows = tuple(rows)
     carried = {row.output: -1 for row in rows if row.carried}
     for index, row in enumerate(rows):

@@ -1,7 +1,7 @@
 """Check what a board trains against the module's own gradients.
 
-A board does not train what the module does not train: frozen parameters, layers under `no_grad`, missing biases. A module
-whose gradients differ from those of the graph is rejected.
+A board does not train what the module does not train: frozen parameters, layers under `no_grad`, missing biases. A
+module whose gradients differ from those of the graph is rejected.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ Gradients = Mapping[str, torch.Tensor]
 def trained_as_module(
     module: nn.Module, graph: Graph, logits: tuple[str, TorchAxes], has_softmax: bool, samples: torch.Tensor
 ) -> Graph:
-    """Return the graph with what the module trains of each layer marked, and a note of the layers that it does not train.
+    """Return the graph with what the module trains of each layer marked, and a note of the
+    layers that it does not train.
 
     `logits`: the tensor of the graph that the module returns, and how torch sees it; `has_softmax`: through a softmax.
-    Raises McuCompileError, with the layer, if a gradient of the graph differs from the module's, or if torch has none; for
-    a parameter with hooks on its gradient; and for a network without weights.
+    Raises McuCompileError, with the layer, if a gradient of the graph differs from the module's, or if torch has none;
+    for a parameter with hooks on its gradient; and for a network without weights.
     """
     if not graph.weighted():
         raise McuCompileError(graph.name, "no layer has weights", "give it one, of which a board can learn")
@@ -99,10 +100,11 @@ def _refuse_hooks(module: nn.Module) -> None:
 
 
 def _double_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of parameters and buffers in double precision, where rounding hardly ever moves a value across a kink.
+    """Return copies of parameters and buffers in double precision, where rounding hardly ever
+    moves a value across a kink.
 
-    Each place in a module comes once, by the first of its names: `functional_call` would put a place of two names back wrongly.
-    Places that share a tensor share its copy.
+    Each place in a module comes once, by the first of its names: `functional_call` would put a place of two names back
+    wrongly. Places that share a tensor share its copy.
     """
     copies: dict[int, torch.Tensor] = {}
     found: dict[str, torch.Tensor] = {}

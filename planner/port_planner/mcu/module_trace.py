@@ -1,7 +1,7 @@
 """Check an imported graph against its module, which is traced, run on samples and compared.
 
-However the importer interprets a layer, a graph whose results differ from the module's is rejected. The error names the first node at which
-the two differ.
+However the importer interprets a layer, a graph whose results differ from the module's is rejected. The error names the
+first node at which the two differ.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def refuse_parameters(module: nn.Module) -> None:
     """Raise McuCompileError for parameters that are not float32, and for different ones that share memory.
 
-    Where PyTorch changes both at once, such as a weight that is the transpose of another, a board would train two copies.
+    Where PyTorch changes both at once, such as a weight that is the transpose of another, a
+    board would train two copies.
     """
     tensors = [*module.named_parameters(), *module.named_buffers()]
     for name, tensor in tensors:
@@ -93,7 +94,8 @@ class PlacedGraph(fx.GraphModule):
 def trace_module(module: nn.Module, name: str) -> fx.GraphModule:
     """Return the traced module.
 
-    Raises McuCompileError if its control flow depends on values, if torch cannot trace it, or if it is one layer by itself.
+    Raises McuCompileError if its control flow depends on values, if torch cannot trace it, or if
+    it is one layer by itself.
     """
     if isinstance(module, PlacedGraph):
         return module

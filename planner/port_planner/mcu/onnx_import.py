@@ -1,8 +1,8 @@
 """Convert an ONNX file to layers of torch, which `frontend` imports like those of any module.
 
-A file's operators become layers and functions of torch, named as its weights are. ONNX's own reference evaluator is the judge: every
-tensor that torch computes is compared with its result for the calibration data. Values that do not depend on the input are
-the evaluator's, whatever operators make them.
+A file's operators become layers and functions of torch, named as its weights are. ONNX's own reference evaluator is the
+judge: every tensor that torch computes is compared with its result for the calibration data. Values that do not depend
+on the input are the evaluator's, whatever operators make them.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ _TAKEN = frozenset({*dir(nn.Module()), *dir(fx.GraphModule)})
 
 
 def read_onnx(file: Path | str, calibration: FloatArray) -> nn.Module:
-    """Return the network of an ONNX file as a torch module in eval mode, equal to the file on the calibration data [N, ...].
+    """Return the network of an ONNX file as a torch module in eval mode, equal to the file on the
+    calibration data [N, ...].
 
-    Where a weight is named `PATH.weight`, as PyTorch exports it, its layer is `PATH` in the module's state_dict; others are named after
-    their nodes. Raises McuCompileError, with the node, for an unknown operator or attribute, and if a tensor differs from that of
-    ONNX's reference evaluator. Also raises it for a file that is not a model of one input and one output of float32.
+    Where a weight is named `PATH.weight`, as PyTorch exports it, its layer is `PATH` in the module's state_dict; others
+    are named after their nodes. Raises McuCompileError, with the node, for an unknown operator or attribute, and if a
+    tensor differs from that of ONNX's reference evaluator. Also raises it for a file that is not a model of one input
+    and one output of float32.
     """
     samples = calibration_samples(calibration)
     model = _load(Path(file))
@@ -116,7 +118,8 @@ def _refuse_difference(
     reference: Iterator[Values],
     samples: torch.Tensor,
 ) -> None:
-    """Raise McuCompileError, with the first node of the file that differs, unless torch computes what the reference does.
+    """Raise McuCompileError, with the first node of the file that differs, unless torch
+    computes what the reference does.
 
     `values`: the name of each node's tensor in the file, and the place that made it.
     """
@@ -261,7 +264,9 @@ class _Reader:
         return self.graph.call_module(path, (source,))
 
     def parameter(self, node: OnnxNode, position: int, transposed: bool = False) -> nn.Parameter:
-        """Return a constant as a parameter of torch: equal weights are one parameter, shared by a layer for each reader."""
+        """Return a constant as a parameter of torch: equal weights are one parameter, shared
+        by a layer for each reader.
+        """
         values = self.constant(node, position)
         if values is None or values.dtype.kind != "f":
             raise node.refusal(f"input {position} is not a constant of float32", "export it in float32")
@@ -511,7 +516,9 @@ def _mean(reader: _Reader, node: OnnxNode) -> fx.Node:
 
 
 def _view(*attributes: str) -> Callable[[_Reader, OnnxNode], fx.Node]:
-    """Return the reader of a view, whose shape is that of the reference; `attributes`, `shape` and `axes` are contained in it."""
+    """Return the reader of a view, whose shape is that of the reference; `attributes`, `shape` and
+    `axes` are contained in it.
+    """
 
     def read(reader: _Reader, node: OnnxNode) -> fx.Node:
         batch, *extents = reader.shape(node.outputs[0]) or (0,)

@@ -1,4 +1,6 @@
-"""The cost of a page on a board's external memory: speed, energy and endurance from the board file, checksum by the core."""
+"""The cost of a page on a board's external memory: speed, energy and endurance from the board
+file, checksum by the core.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class MediumError(PortError):
 class PageCosts:
     """One medium on one board. `core_seconds_per_byte`: the core's own time.
 
-    `endurance_cycles`: how often a block can be written; None if nothing wears, or if the medium levels its wear itself.
+    `endurance_cycles`: how often a block can be written; None if nothing wears, or if the
+    medium levels its wear itself.
     """
 
     medium: PageMedium

@@ -1,8 +1,9 @@
 """Transfers between the arena and a page medium: page transfers of tensors, and parameters that live on the medium.
 
-A tensor's page is written after its last use before a gap, and read back before the next use. Both transfers run alongside
-other rows until a row waits for them. Trained parameters may live on a memory-mapped medium, in two copies. Every sample
-reads the complete copy and writes the other, so that an interrupted step leaves the model of the step before.
+A tensor's page is written after its last use before a gap, and read back before the next use. Both transfers
+run alongside other rows until a row waits for them. Trained parameters may live on a memory-mapped medium, in
+two copies. Every sample reads the complete copy and writes the other, so that an interrupted step leaves the
+model of the step before.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ def with_transfer_beside(rows: Sequence[TableRow], transfer: Transfer) -> list[T
 class BoardPaging:
     """Every page transfer of a sample; `parameters`: those of trained layers live on the medium.
 
-    `carried`: the layers whose parameters also stay in the arena from their update to the next training sample, which then
-    need not read them. `beside`: parameter transfers that overlap an operator, listed once per operator. The others are
-    waited for at once.
+    `carried`: the layers whose parameters also stay in the arena from their update to the next training sample, which
+    then need not read them. `beside`: parameter transfers that overlap an operator, listed once per operator. The
+    others are waited for at once.
     """
 
     transfers: tuple[PageTransfer, ...] = ()
@@ -139,7 +140,9 @@ def blocks(size_bytes: int, block_bytes: int) -> int:
 
 
 class BoardPageError(PortError):
-    """Raised for a page that does not hold what its reader needs, a defect of the planner; carries the row where it shows."""
+    """Raised for a page that does not hold what its reader needs, a defect of the planner;
+    carries the row where it shows.
+    """
 
     def __init__(self, index: int, row: TableRow, problem: str) -> None:
         super().__init__(
@@ -162,7 +165,10 @@ class PageVerifier:
         self.coming: dict[str, tuple[str, Contents]] = {}
 
     def run(self, index: int, row: TableRow, held: dict[str, Contents]) -> None:
-        """Run a page row. Raises BoardPageError for a page that was never written, or a transfer that nothing waits for."""
+        """Run a page row.
+
+        Raises BoardPageError for a page that was never written, or a transfer that nothing waits for.
+        """
         if row.kind is StepKind.PAGE_OUT:
             contents = held.get(row.source)
             if contents is None or contents[0] != row.page or row.page in self.coming:
@@ -283,7 +289,8 @@ def medium_layout(
 ) -> MediumLayout:
     """Return where every page of a table lies on the medium.
 
-    `sizes`: bytes of each residency that is paged. `parameters`: the pages of parameters; two copies of `copy_bytes` come first.
+    `sizes`: bytes of each residency that is paged. `parameters`: the pages of parameters; two copies
+    of `copy_bytes` come first.
     """
     copies = 2 * copy_bytes if parameters else 0
     pages, at = list(parameters.values()), blocks(copies, block_bytes)

@@ -1,8 +1,8 @@
 """Use the RAM that a plan leaves free to skip transfers of paged parameters, or to avoid waiting for them.
 
-A plan reads a layer's parameters before its first operator and waits. If the arena has RAM for them, they stay there from
-their update to the next training sample. Early layers gain most: they are updated last and needed first. The remaining
-transfers run alongside an operator.
+A plan reads a layer's parameters before its first operator and waits. If the arena has RAM for them, they stay there
+from their update to the next training sample. Early layers gain most: they are updated last and needed first. The
+remaining transfers run alongside an operator.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def _take(candidates: Sequence[Chosen], fits: Callable[[Sequence[Chosen]], bool]
 
 
 def _waited(graph: Graph, scheme: SparseScheme, core: CoreCosts, costs: PageCosts, memory: MemoryPlan) -> float:
-    """Return the seconds of a sample in which the core waits for the medium, which handles one transfer at a time, in order."""
+    """Return the seconds of a sample in which the core waits for the medium, which handles one
+    transfer at a time, in order.
+    """
     now = idle_at = waited = 0.0
     done: dict[str, float] = {}
     for row in memory.rows:

@@ -220,9 +220,10 @@ def quantize(
 ) -> QuantizedGraph:
     """Return the int8 graph, its ranges taken from `calibration` [N, C, H, W]; a few dozen samples are enough.
 
-    `headroom` widens the range of every activation except the input, for a model that will keep learning. The ranges of
-    weights widen as much, up to `growth` times the largest weight of a row. Without it, that weight starts at its limit and
-    cannot grow. `start`: the format of the input; None: by `calibration`. Raises McuCompileError for a `headroom` below 1.
+    `headroom` widens the range of every activation except the input, for a model that will keep learning. The
+    ranges of weights widen as much, up to `growth` times the largest weight of a row. Without it, that weight
+    starts at its limit and cannot grow. `start`: the format of the input; None: by `calibration`. Raises
+    McuCompileError for a `headroom` below 1.
     """
     if headroom < 1.0:
         raise McuCompileError("headroom", f"{headroom} would clip the calibration data", "use 1.0 or more")
@@ -286,7 +287,8 @@ def _quantize_op(
 def _tabulate(op: KernelCall, source: QuantizedTensor, result: torch.Tensor, headroom: float) -> QuantizedOp:
     """Tabulate a function and its derivative for the codes of its input.
 
-    The output covers what the input's codes can give, but at most `headroom` times what calibration showed if that is not zero.
+    The output covers what the input's codes can give, but at most `headroom` times what calibration
+    showed if that is not zero.
     """
     codes = torch.arange(-128, 128, dtype=torch.float64)
     reals = ((codes - source.zero) * float(source.scale)).requires_grad_()
@@ -368,8 +370,8 @@ def _quantize_weighted(
 def _largest_by_row(op: KernelCall, by_channel: FloatArray) -> FloatArray:
     """Return the largest weight of each row [rows, weights].
 
-    A trained row of zeros takes that of the other rows, so that it can learn. If all are zero, it takes the limit within which PyTorch
-    draws first weights.
+    A trained row of zeros takes that of the other rows, so that it can learn. If all are zero, it takes the limit
+    within which PyTorch draws first weights.
     """
     largest: FloatArray = np.abs(by_channel).max(axis=1)
     if op.trains_weight:
@@ -426,16 +428,20 @@ def _real_weights(op: QuantizedOp) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def logits_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    """Return the root mean squared difference of logits [N, classes], relative to the wanted ones' deviation over samples."""
+    """Return the root mean squared difference of logits [N, classes], relative to the wanted
+    ones' deviation over samples.
+    """
     exact = wanted.astype(np.float64)
     centred = exact - exact.mean(0)  # a constant offset carries no information
     return float(np.sqrt(np.mean((found - exact) ** 2) / max(float(np.mean(centred**2)), 1e-12)))
 
 
 def typical_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    """Return the median distance of logits [N, classes] from the wanted ones, relative to these ones' median distance from their medians.
+    """Return the median distance of logits [N, classes] from the wanted ones, relative to these ones' median
+    distance from their medians.
 
-    Unlike `logits_error`, it shows what a single sample far from all others does to these: it makes the steps of int8 too large.
+    Unlike `logits_error`, it shows what a single sample far from all others does to these: it makes
+    the steps of int8 too large.
     """
     exact = wanted.astype(np.float64)
     differences, distances = (np.linalg.norm(exact - other, axis=1) for other in (found, np.median(exact, axis=0)))

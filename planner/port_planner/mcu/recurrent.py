@@ -1,7 +1,7 @@
 """Gated recurrent units as two ops: the product with every step of the input, a convolution, and the states one by one.
 
-The first is trained, quantised and computed as any convolution. The second (firmware/kernels/recurrent.c) reads its result:
-what the input gives each gate at each step.
+The first is trained, quantised and computed as any convolution. The second (firmware/kernels/recurrent.c) reads its
+result: what the input gives each gate at each step.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def unsupported_gru(gru: nn.GRU) -> tuple[str, str] | None:
 def recurrent_ops(gru: nn.GRU, layer: str, seen: TorchAxes, source: str) -> tuple[KernelCall, KernelCall] | None:
     """Return the two ops of a layer, the second without its input. What they compute is [steps, channels], "WC".
 
-    `layer`: its path; `seen`: what torch sees of its input, whose tensor is `source`. None unless that is [steps, features] with
-    the steps along one axis of the data.
+    `layer`: its path; `seen`: what torch sees of its input, whose tensor is `source`. None unless that is [steps,
+    features] with the steps along one axis of the data.
     """
     time, features = seen.axes if len(seen.axes) == 2 else ("C", "")
     if time not in ("", "H", "W"):

@@ -1,7 +1,7 @@
 """The cost of each layer of a compiled model, and the distance of its int8 results from PyTorch's.
 
-Bytes are those of the tables. Instructions, seconds and joules are estimates of one sample from the counts of `core_costs`.
-Errors are measured on the given samples: the firmware's engine on this machine against the float graph.
+Bytes are those of the tables. Instructions, seconds and joules are estimates of one sample from the counts of
+`core_costs`. Errors are measured on the given samples: the firmware's engine on this machine against the float graph.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ GATE_TABLE_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """One layer on one core, estimated for one sample. `trained`: forward and backward, as often as the plan runs them."""
+    """One layer on one core, estimated for one sample.
+
+    `trained`: forward and backward, as often as the plan runs them.
+    """
 
     instructions: float
     trained_instructions: float
@@ -42,8 +45,8 @@ class LayerCost:
 class LayerFigures:
     """One layer: sizes in bytes, errors as shares.
 
-    `error`: root mean squared difference from PyTorch, relative to the root mean square of PyTorch's values. `clipped`: the
-    share of values outside the int8 range there. `output_bytes` lie in the arena only while they are needed.
+    `error`: root mean squared difference from PyTorch, relative to the root mean square of PyTorch's values. `clipped`:
+    the share of values outside the int8 range there. `output_bytes` lie in the arena only while they are needed.
     """
 
     name: str

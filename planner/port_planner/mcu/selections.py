@@ -1,4 +1,5 @@
-"""Slices, splits, zero padding and permuted channels as convolutions that only select: each output is one input, or zero.
+"""Slices, splits, zero padding and permuted channels as convolutions that only select: each
+output is one input, or zero.
 
 What a call selects is found by running it in torch on a tensor whose values are the positions of its elements.
 """
@@ -199,7 +200,9 @@ def identity_layer(source: str, seen: TorchAxes) -> KernelCall:
 
 
 def image_layer(source: str, extents: Sequence[int]) -> KernelCall:
-    """Return the layer that makes an image [C, H, W] or [C, W] from a tensor that has only channels, in torch's order."""
+    """Return the layer that makes an image [C, H, W] or [C, W] from a tensor that has only
+    channels, in torch's order.
+    """
     channels, *spatial = extents
     height, width = (1, *spatial)[-2:]
     places = height * width

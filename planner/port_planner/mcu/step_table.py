@@ -1,9 +1,9 @@
 """The step table: every kernel call of one training sample with the places of its operands, recomputation included.
 
-A program (`port_planner.mcu.autodiff`) names tensors; a table names *residencies*. A tensor that is kept has one, named like
-the tensor. One that is dropped after the forward part and recomputed has a second, `conv3@2`, which may lie elsewhere in
-the arena, and its operator's row appears twice in the table. One that was paged out also comes back to a second residency
-(`port_planner.mcu.pages`).
+A program (`port_planner.mcu.autodiff`) names tensors; a table names *residencies*. A tensor that is kept has one, named
+like the tensor. One that is dropped after the forward part and recomputed has a second, `conv3@2`, which may lie
+elsewhere in the arena, and its operator's row appears twice in the table. One that was paged out also comes back to a
+second residency (`port_planner.mcu.pages`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class RepeatedOps:
 
 
 class TableError(PortError):
-    """Raised for a step table that does not compute what its program does, a defect of the planner; carries the row where it shows."""
+    """Raised for a step table that does not compute what its program does, a defect of the planner;
+    carries the row where it shows.
+    """
 
     def __init__(self, index: int, row: TableRow, problem: str) -> None:
         super().__init__(f"row {index} ({row.kind.name} {row.op}): {problem}; report this, the planner is wrong")
@@ -83,7 +85,8 @@ def table_rows(
     paging: BoardPaging | None = None,
     chooses: bool = False,
 ) -> StepTable:
-    """Return the table of a fused program in which `repeated` runs again, `groups` run in bands and `paging` moves pages.
+    """Return the table of a fused program in which `repeated` runs again, `groups` run in bands
+    and `paging` moves pages.
 
     `chooses`: weight updates are dynamic, with scratch for the norms of the channel groups.
 
@@ -116,7 +119,9 @@ def table_rows(
 
 
 def _ends_where_it_began(rows: Sequence[TableRow], page: str) -> list[TableRow]:
-    """Return the rows in which the last residency of carried parameters is that of their first read, which is marked."""
+    """Return the rows in which the last residency of carried parameters is that of their
+    first read, which is marked.
+    """
     read = [index for index, row in enumerate(rows) if row.kind is StepKind.PAGE_IN and row.page == page]
     first, last = (rows[index].output for index in (read[0], read[-1]))
 
@@ -258,8 +263,8 @@ def tensor_of(residency: str) -> str:
 def verify_table(program: SampleProgram, rows: Sequence[TableRow], groups: Sequence[TileGroup] = ()) -> None:
     """Raise TableError, TileError, BoardPageError unless the rows do what the program does, operand for operand.
 
-    Both are run on symbols. A row must read the tensor that the program's step reads, after the same number of writes. An
-    operator that runs again must read what it read the first time, with weights that were not updated since.
+    Both are run on symbols. A row must read the tensor that the program's step reads, after the same number of writes.
+    An operator that runs again must read what it read the first time, with weights that were not updated since.
     """
     starts = {group.start: group for group in groups}
     wanted: dict[str, int] = {program.graph.input_name: 1}

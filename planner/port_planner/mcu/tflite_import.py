@@ -1,8 +1,8 @@
 """Convert a .tflite file, of float32 or int8, to layers of torch, which `frontend` imports like those of any module.
 
-The file's tensors are [N, H, W, C], torch's [N, C, H, W]. LiteRT's interpreter with its reference kernels is the judge: each operator
-is computed by torch from the interpreter's own inputs, for each sample of the calibration data, and compared with its result. Weights
-of int8 become the real numbers that they stand for.
+The file's tensors are [N, H, W, C], torch's [N, C, H, W]. LiteRT's interpreter with its reference kernels is the judge:
+each operator is computed by torch from the interpreter's own inputs, for each sample of the calibration data, and
+compared with its result. Weights of int8 become the real numbers that they stand for.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ OTHER_OPERATORS = "use operators that have one: port-agent's docs/boards.md list
 
 
 def read_tflite(file: Path | str, calibration: FloatArray) -> nn.Module:
-    """Return the network of a .tflite file as a torch module in eval mode; calibration data are [N, C, H, W], [N, C, W] or [N, C].
+    """Return the network of a .tflite file as a torch module in eval mode; calibration data are [N, C,
+    H, W], [N, C, W] or [N, C].
 
-    Raises McuCompileError, with the operator, if it is unknown, or if torch's result differs from that of LiteRT's interpreter. Also
-    raises it for a file that is not a model of one input and one output for a batch of 1.
+    Raises McuCompileError, with the operator, if it is unknown, or if torch's result differs from that of LiteRT's
+    interpreter. Also raises it for a file that is not a model of one input and one output for a batch of 1.
     """
     samples = calibration_samples(calibration)
     model = _without_first_view(_load(Path(file)), samples)
@@ -156,7 +157,8 @@ def _load(file: Path) -> TfliteModel:
 
 
 def _without_first_view(model: TfliteModel, samples: torch.Tensor) -> TfliteModel:
-    """Return a model whose samples are images as they leave its first operator, if this operator only views the input as such images.
+    """Return a model whose samples are images as they leave its first operator, if this operator only views
+    the input as such images.
 
     Converters put a Reshape of a flat input there, or a Transpose from channels first, as PyTorch's have it.
     """

@@ -1,10 +1,10 @@
 """The backward pass in bands of lines: the gradients between two operators exist a few lines at a time.
 
-A gradient is fp32 and as large as its activation, so two gradients, not the kept tensors, decide how much RAM a training
-step needs. So a group of neighbouring convolutions runs line by line: one band of the lowest gradient, and for it the lines
-of every gradient above that it depends on (a halo where kernels overlap). Sums over pixels are suspended after one band and
-resumed in the next, in the order of the whole, so that every bit is that of the undivided step. MCUNetV2 (arXiv 2110.15352)
-does the same for inference.
+A gradient is fp32 and as large as its activation, so two gradients, not the kept tensors, decide how much RAM a
+training step needs. So a group of neighbouring convolutions runs line by line: one band of the lowest gradient, and for
+it the lines of every gradient above that it depends on (a halo where kernels overlap). Sums over pixels are suspended
+after one band and resumed in the next, in the order of the whole, so that every bit is that of the undivided step.
+MCUNetV2 (arXiv 2110.15352) does the same for inference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Span = tuple[int, int]
 class TileGroup:
     """Operators `ops`, lowest first, whose inner gradients exist in bands of about `lines` lines of the lowest.
 
-    `forward`: their inner activations are recomputed band by band, too. `start`, `stop`: the steps that the group replaces.
+    `forward`: their inner activations are recomputed band by band, too. `start`, `stop`: the
+    steps that the group replaces.
     """
 
     ops: tuple[str, ...]
@@ -92,7 +93,9 @@ def lines_read(op: KernelCall, out: Span) -> Span:
 
 
 def lines_reached(op: KernelCall, inputs: Span) -> Span:
-    """Return the output lines that depend on these input lines: their gradients are needed for the gradients of these lines."""
+    """Return the output lines that depend on these input lines: their gradients are needed for the
+    gradients of these lines.
+    """
     first = -(-(inputs[0] + op.padding[0] - op.kernel[0] + 1) // op.stride[0])
     last = (inputs[1] - 1 + op.padding[0]) // op.stride[0] + 1
     first = min(max(first, 0), op.out_shape.height)
@@ -101,7 +104,9 @@ def lines_reached(op: KernelCall, inputs: Span) -> Span:
 
 @dataclass(slots=True)
 class _Tile:
-    """The lines of one band: `windows` of each gradient, `fresh` of them not seen before, `again` of each activation."""
+    """The lines of one band: `windows` of each gradient, `fresh` of them not seen before,
+    `again` of each activation.
+    """
 
     target: Span
     windows: dict[str, Span] = field(default_factory=dict)
@@ -294,7 +299,9 @@ def group_tensors(program: SampleProgram, group: TileGroup) -> tuple[list[str], 
 
 
 class TileError(PortError):
-    """Raised for a group of bands that does not compute what its operators do, a defect of the planner; carries the row where it shows."""
+    """Raised for a group of bands that does not compute what its operators do, a defect of the planner;
+    carries the row where it shows.
+    """
 
     def __init__(self, index: int, row: TableRow, problem: str) -> None:
         super().__init__(f"band row {index} ({row.kind.name} {row.op}): {problem}; report this, the planner is wrong")

@@ -1,7 +1,8 @@
-"""The correspondence between axes of a torch tensor and axes of the compiler's graph, whose tensors are [height][width][channel].
+"""The correspondence between axes of a torch tensor and axes of the compiler's graph, whose tensors are
+[height][width][channel].
 
-Views (flatten, squeeze, permute, reshape) move no data on a board. They only change which axis of the graph an axis of torch
-means. The next layer that computes reads it from here, or is rejected.
+Views (flatten, squeeze, permute, reshape) move no data on a board. They only change which axis of the graph an axis of
+torch means. The next layer that computes reads it from here, or is rejected.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ DEAD_HOP = 0.2
 class Breadth:
     """How many return stages the model offers per gap; None offers all of them.
 
-    `window`: stages before the next use at which a tensor may come back. `depth`: how many rematerializations deep a chain of
-    intermediates may go through tensors that have a gap of their own. `early_pages`: page-ins before the next use too.
+    `window`: stages before the next use at which a tensor may come back. `depth`: how many
+    rematerializations deep a chain of intermediates may go through tensors that have a gap of their own.
+    `early_pages`: page-ins before the next use too.
     """
 
     window: int | None = None
@@ -33,13 +34,18 @@ class Breadth:
     paging: bool = True
     recompute: bool = True
     inputs: bool = True
-    """Whether rematerializations need their inputs; if not, with window 0, the model is a small relaxation of all others."""
+    """Whether rematerializations need their inputs; if not, with window 0, the model is a small
+    relaxation of all others.
+    """
     sources: bool = False
     """Whether rematerializations need their inputs somewhere in their gap; for bounds without `inputs`."""
     exact_stages: bool = False
     """Free intermediates within a stage after their last use, instead of holding all of a stage together."""
     timeless: bool = False
-    """Whether transfers are counted only as a whole: their sum against the step's length. The result is still a valid bound."""
+    """Whether transfers are counted only as a whole: their sum against the step's length.
+
+    The result is still a valid bound.
+    """
     optimistic: bool = False
     """Whether a rematerialization costs only its own share, and a stage needs no more than its fullest operator; for
     bounds."""
@@ -110,7 +116,8 @@ class Columns:
         self.slack = np.inf if problem.deadline_s is None else max(problem.deadline_s - fastest_s, 0.0)
 
     def hiding_column(self, name: str, nbytes: int) -> int:
-        """Create the column that says whether a transfer is hidden behind compute or, for a small tensor, how much of it.
+        """Create the column that says whether a transfer is hidden behind compute or, for a
+        small tensor, how much of it.
 
         A running transfer holds its whole buffer; only for small tensors a fraction is accurate enough.
         """
@@ -148,7 +155,9 @@ class Columns:
         return rematerialization if seconds <= self.slack * (1 + 1e-12) else None
 
     def presence(self, tensor: int, version: int, stage: int) -> list[Term] | None:
-        """Return the columns whose sum says whether a version of a tensor is there when `stage` starts; None: always."""
+        """Return the columns whose sum says whether a version of a tensor is there when
+        `stage` starts; None: always.
+        """
         problem = self.problem
         info = problem.tensors[tensor]
         if stage in self.access_sets[tensor]:
@@ -208,7 +217,8 @@ def _joule_scale(problem: Problem) -> float:
 def _fixed_gaps(problem: Problem) -> set[int]:
     """Return the gaps that can only be kept, or that cover no stage where memory is short.
 
-    A gap next to a short stage counts as covering it if its tensor may be streamed there in slices, or is there in tiles.
+    A gap next to a short stage counts as covering it if its tensor may be streamed there in
+    slices, or is there in tiles.
     """
     size = problem.size
     load = np.zeros(size)
@@ -318,7 +328,9 @@ def _define_packed_pages(f: Columns, g: int, columns: GapColumns, packing: Packi
 
 
 def define_intermediates(f: Columns) -> None:
-    """Create c[i, s] where a rematerialization at stage s may need tensor i while it is gone, also after its last access."""
+    """Create c[i, s] where a rematerialization at stage s may need tensor i while it is gone,
+    also after its last access.
+    """
     problem = f.problem
     reach: list[dict[int, float]] = [{} for _ in problem.tensors]
     for g, columns in f.gaps.items():

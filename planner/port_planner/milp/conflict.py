@@ -40,8 +40,8 @@ class Shortfall:
 def shortfalls(f: Columns, time_limit_s: float) -> tuple[Shortfall, ...]:
     """Return the limits that the relaxed model misses, the worst first; their sum is as small as possible.
 
-    Empty if the relaxation meets them all, or if the time was too short. Then whole decisions, or what lowering adds, are the
-    cause, and no row can be named. Solves one LP.
+    Empty if the relaxation meets them all, or if the time was too short. Then whole decisions, or what lowering adds,
+    are the cause, and no row can be named. Solves one LP.
     """
     elastic, slack_of = _elastic(f.model)
     run = HighsSession(elastic, relaxed=True).run(time_limit_s)

@@ -49,8 +49,8 @@ def eq3_inputs(f: Columns) -> None:
 def eq4_page_out(f: Columns) -> None:
     """o[i,v,d] >= sum of the page-ins of each gap.
 
-    Contents are written once and read as often as needed. Those that live within the step are written again for each gap if the
-    target is memory.
+    Contents are written once and read as often as needed. Those that live within the step are written again for each
+    gap if the target is memory.
     """
     model = f.model
     for g, columns in f.gaps.items():

@@ -1,7 +1,7 @@
 """The bytes that decisions hold in each stage, kept as changes from stage to stage, and the rows that limit them.
 
-Few of the hundreds of idle tensors of a stage come or go before the next. This is the recursion of the bytes in memory U of
-POET (Patil et al. 2022) and Checkmate (Jain et al. 2020); the rows still state the full sum.
+Few of the hundreds of idle tensors of a stage come or go before the next. This is the recursion of the bytes in memory
+U of POET (Patil et al. 2022) and Checkmate (Jain et al. 2020); the rows still state the full sum.
 """
 
 from array import array
@@ -41,9 +41,11 @@ class HeldBytes:
 
 
 class HeldRows:
-    """Writes rows: the bytes held in a stage, plus further terms and a fixed load, are at most the limit; bytes are scaled.
+    """Writes rows: the bytes held in a stage, plus further terms and a fixed load, are at most
+    the limit; bytes are scaled.
 
-    Of rows with the same terms, only the one with the highest fixed load matters. Rows that cannot be broken are left out.
+    Of rows with the same terms, only the one with the highest fixed load matters. Rows that
+    cannot be broken are left out.
     """
 
     def __init__(self, model: LinearModel, byte_scale: float, limit: float) -> None:

@@ -134,8 +134,8 @@ _OPTIONS: dict[str, bool | int] = {
 }
 """Options of HiGHS.
 
-Feasibility jumps took 3 of the 5 seconds that a large step's joint model has, for solutions that were 24 % costlier than
-those that rounding finds at once.
+Feasibility jumps took 3 of the 5 seconds that a large step's joint model has, for solutions that were 24 % costlier
+than those that rounding finds at once.
 """
 
 _SUB_MODELS = ("rins", "rens", "root_reduced_cost")

@@ -7,7 +7,9 @@ from port_planner.milp.variant_rows import variant_seconds
 
 
 def eq8_deadline(f: Columns) -> None:
-    """Recompute, packing and stall seconds, and those of alternatives, must fit between the step's own time and the deadline."""
+    """Recompute, packing and stall seconds, and those of alternatives, must fit between the step's
+    own time and the deadline.
+    """
     problem = f.problem
     if problem.deadline_s is None:
         return

@@ -55,7 +55,8 @@ def eq5_eq6_memory(f: Columns) -> None:
 def eq6_target_memory(f: Columns) -> None:
     """Bytes of the pages in a target that is memory must fit its capacity.
 
-    A page takes space from the stage at whose end its tensor leaves until it is back; a persistent tensor's copy, in all stages.
+    A page takes space from the stage at whose end its tensor leaves until it is back; a persistent
+    tensor's copy, in all stages.
     """
     problem = f.problem
     held: dict[tuple[int, int], list[Term]] = defaultdict(list)
@@ -77,8 +78,8 @@ def eq6_target_memory(f: Columns) -> None:
 def eq6_copies(f: Columns) -> dict[int, tuple[int, float]]:
     """copies[d] >= sum of m n[i,d]; n[i,d] >= sum of the page-ins of each gap of i from d, <= 1 - those from elsewhere.
 
-    For persistent tensors and targets that are memory. Returns, by target, the column with the bytes of all copies there, and
-    their maximum.
+    For persistent tensors and targets that are memory. Returns, by target, the column with the bytes of all copies
+    there, and their maximum.
     """
     problem = f.problem
     gaps_of: dict[int, list[int]] = defaultdict(list)
@@ -151,7 +152,9 @@ def eq5_in_stage(f: Columns, stage: int, base: list[Term], fixed: float, limit: 
 
 
 def _saved_later(f: Columns, stage: int, todo: list[tuple[int, Rematerialization, int]]) -> dict[int, list[Term]]:
-    """Create e[r,b] >= r + b - 1: what b saves of a tensor that r rematerializes, which must not be deducted before r has run."""
+    """Create e[r,b] >= r + b - 1: what b saves of a tensor that r rematerializes, which must not be
+    deducted before r has run.
+    """
     saved, found = spared_terms(f), dict[int, list[Term]]()
     for i, _, column in todo:
         for b, nbytes in saved.get((i, stage), []) if f.intermediates.get((i, stage)) != column else ():

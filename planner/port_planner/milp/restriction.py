@@ -1,7 +1,8 @@
 """Remove what decided columns determine from a model: the optimum stays the same, with far fewer rows and columns.
 
-A solver's own presolve finds this too, but goes through the whole model each time. Three rules, until none applies: a column
-with equal bounds is a number, a row in one column is a bound, and a row implied by its columns' bounds is dropped.
+A solver's own presolve finds this too, but goes through the whole model each time. Three rules, until none
+applies: a column with equal bounds is a number, a row in one column is a bound, and a row implied by its
+columns' bounds is dropped.
 """
 
 from array import array

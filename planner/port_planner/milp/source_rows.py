@@ -1,8 +1,9 @@
 """For bounds: a rematerialization needs its inputs at some stage of its gap (eq3_sources).
 
-A bound may not state when in its gap a tensor is rematerialized. But each input is there at that moment: it is used in between,
-kept through its own gap, or back from then on (which takes memory until that gap ends). Otherwise it is rematerialized itself,
-for joules and with inputs of its own. This is what remains of `eq3_inputs` if return stages are not modelled.
+A bound may not state when in its gap a tensor is rematerialized. But each input is there at that moment: it is
+used in between, kept through its own gap, or back from then on (which takes memory until that gap ends).
+Otherwise it is rematerialized itself, for joules and with inputs of its own. This is what remains of `eq3_inputs`
+if return stages are not modelled.
 """
 
 import itertools
@@ -32,7 +33,9 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """A gap of an input that overlaps a span: stages of the span in it, and the last of them on the gap's own time line."""
+    """A gap of an input that overlaps a span: stages of the span in it, and the last of them
+    on the gap's own time line.
+    """
 
     gap: int
     span: _Span
@@ -119,7 +122,8 @@ def _idle(f: Columns, tensor: int, version: int, span: _Span) -> list[_Idle] | N
 
 
 def _define_presence(f: Columns, idle: list[_Idle]) -> dict[tuple[int, int], int]:
-    """Create a[h,s]: back from a stage s on at which a rematerialization may read it, k <= a[h,s] <= a[h,s'] <= k + x + sum of y.
+    """Create a[h,s]: back from a stage s on at which a rematerialization may read it, k <= a[h,s] <=
+    a[h,s'] <= k + x + sum of y.
 
     Return by gap and stage the column that says whether it is back there or, if there are many stages, a little later.
     """

@@ -1,9 +1,9 @@
 """A model whose long rows are expressed by what changes from one to the next: the same solutions with far fewer terms.
 
-What a step holds is a sum of hundreds of tensors in each of thousands of stages, and few change from one stage to the next. A
-column for that sum, which is the previous one plus the changes, replaces the row. This is the recursion of the bytes in
-memory U[t] = U[t-1] + born - freed of POET (Patil et al. 2022) and Checkmate (Jain et al. 2020), found in rows that were
-written out.
+What a step holds is a sum of hundreds of tensors in each of thousands of stages, and few change from one stage to the
+next. A column for that sum, which is the previous one plus the changes, replaces the row. This is the recursion of
+the bytes in memory U[t] = U[t-1] + born - freed of POET (Patil et al. 2022) and Checkmate (Jain et al. 2020), found
+in rows that were written out.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """The time rows of the model: transfers alongside compute, stalls, static power, the deadline.
 
 There are two versions. REAL: a transfer has fixed windows, its buffer is charged there, and what compute does not cover
-stalls the stage. ELASTIC: how much of a transfer hides behind compute is a decision. The hidden part needs its buffer and a
-share of the compute time around it; the rest stalls.
+stalls the stage. ELASTIC: how much of a transfer hides behind compute is a decision. The hidden part needs its buffer
+and a share of the compute time around it; the rest stalls.
 """
 
 from collections import defaultdict
@@ -103,7 +103,9 @@ def _packed_bytes(problem: Problem, gap: Gap) -> int:
 
 
 def _hidden(problem: Problem, gap: Gap, columns: GapColumns) -> Iterator[tuple[int, list[tuple[int, float]], int]]:
-    """Yield the columns h, w, hp and wp of a gap, each with its link and the (stage, seconds) shares that hide its transfer."""
+    """Yield the columns h, w, hp and wp of a gap, each with its link and the (stage, seconds)
+    shares that hide its transfer.
+    """
     for paging, _ in _packed_pages(problem, gap, columns):
         if paging.target in columns.packed_read_ahead:
             link = problem.link(paging.target)
@@ -132,7 +134,9 @@ def _window(problem: Problem, gap: Gap, seconds: float, step: int) -> list[tuple
 
 
 def eq7_bucket_stall(f: Columns) -> None:
-    """Hidden transfer seconds of a link within one segment of the step <= its compute seconds + stall of the segment."""
+    """Hidden transfer seconds of a link within one segment of the step <= its compute
+    seconds + stall of the segment.
+    """
     problem = f.problem
     bucket_of = np.minimum(
         (np.cumsum([s.seconds for s in problem.stages]) / (problem.base_seconds or 1.0) * BUCKETS).astype(int),
@@ -161,7 +165,9 @@ def eq7_bucket_stall(f: Columns) -> None:
 
 
 def eq7_total_stall(f: Columns) -> None:
-    """The step's stall covers all transfers of each link that compute does not, exposed ones and those too long for a segment."""
+    """The step's stall covers all transfers of each link that compute does not, exposed ones and
+    those too long for a segment.
+    """
     problem = f.problem
     stall = f.stalls[-1] = f.model.column("stall", _stall_cost(f), np.inf)
     total: dict[int, list[Term]] = defaultdict(lambda: [(stall, 1.0)])

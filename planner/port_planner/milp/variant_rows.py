@@ -1,4 +1,6 @@
-"""Alternatives of groups of stages: one of them is chosen (eq11); the tensors of tiled operators exist in tiles (eq12)."""
+"""Alternatives of groups of stages: one of them is chosen (eq11); the tensors of tiled
+operators exist in tiles (eq12).
+"""
 
 from dataclasses import dataclass, field
 

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 
 class ArgumentCheck(enum.Enum):
-    """A requirement on arguments that an operator does not check itself; the rules are in `port_planner.ir.operands`."""
+    """A requirement on arguments that an operator does not check itself; the rules are in
+    `port_planner.ir.operands`.
+    """
 
     SAME_SHAPES = enum.auto()
     GELU = enum.auto()
@@ -49,8 +51,8 @@ class Reads(enum.Enum):
 
 
 class Result(enum.Enum):
-    """How to determine a result's size without the operator's meta kernel, which is Python: it takes 100 us, and some load sympy (36
-    MiB).
+    """How to determine a result's size without the operator's meta kernel, which is Python: it takes 100 us, and
+    some load sympy (36 MiB).
     """
 
     BROADCAST = enum.auto()
@@ -66,7 +68,9 @@ class Result(enum.Enum):
     INTO_ZEROS = enum.auto()
     """The second operand: the gradient of a view, zeros with the first operand somewhere in them."""
     NORMALIZED = enum.auto()
-    """Like the input, plus mean and deviation, or gradients of weight and bias: one at every other layer of a network."""
+    """Like the input, plus mean and deviation, or gradients of weight and bias: one at every
+    other layer of a network.
+    """
 
 
 class Filling(enum.Enum):
@@ -97,9 +101,13 @@ class CutDimension(enum.Enum):
     """How an operator treats the dimension along which it is cut."""
 
     ELEMENTS = enum.auto()
-    """Each element depends only on those at its place; every operand that is as large as the output along the dimension is cut."""
+    """Each element depends only on those at its place; every operand that is as large as the output
+    along the dimension is cut.
+    """
     ROWS = enum.auto()
-    """Each row depends only on its own row; the dimension along which the operator works is the argument `axis`, and is not cut."""
+    """Each row depends only on its own row; the dimension along which the operator works is the
+    argument `axis`, and is not cut.
+    """
     FIRST = enum.auto()
     """The operands in `cut` and all outputs are cut; the others stay whole."""
     EVERY = enum.auto()
@@ -107,7 +115,9 @@ class CutDimension(enum.Enum):
 
 
 VECTOR = 64
-"""Elements: a multiple of the vectors that exp and the like use, and of every pair of vectors of 16 bits or more each."""
+"""Elements: a multiple of the vectors that exp and the like use, and of every pair of
+vectors of 16 bits or more each.
+"""
 PRODUCT_ROWS = 16
 """Least number of rows of a matrix product; with fewer rows, another kernel is chosen."""
 
@@ -119,12 +129,14 @@ class TileRule:
     dimension: CutDimension
     least: int = 1
     multiple: int = 1
-    """Number of which a tile's elements must be a multiple, because vector code computes the last elements differently."""
+    """Number of which a tile's elements must be a multiple, because vector code computes the
+    last elements differently.
+    """
     cut: tuple[int, ...] = ()
     axis: int | None = None
     rounded: bool = False
-    """Whether 32 and 64 bit results are correctly rounded, so that vectors and single numbers are equal; `multiple` is then for narrower
-    types.
+    """Whether 32 and 64 bit results are correctly rounded, so that vectors and single numbers are equal; `multiple`
+    is then for narrower types.
     """
 
 
@@ -133,7 +145,9 @@ class Product:
     """An operator whose results are sums of products."""
 
     dims: Mapping[int, str]
-    """The arguments that are factors, by their dimensions in Einstein notation, without those of a convolution's pixels."""
+    """The arguments that are factors, by their dimensions in Einstein notation, without those
+    of a convolution's pixels.
+    """
     sums: tuple[tuple[str, int, int], ...]
     """The dimensions that are summed over, and the two arguments that are multiplied."""
     addend: int | None = None
@@ -196,7 +210,9 @@ class Operator:
     sliced: tuple[str, ...] = ()
     """Overloads that compute each element only from those at the same place, and may be part of a sliced update."""
     in_vectors: tuple[str, ...] = ()
-    """Further overloads that compute floating-point numbers elementwise, in vectors from the start of a thread's share."""
+    """Further overloads that compute floating-point numbers elementwise, in vectors from the
+    start of a thread's share.
+    """
     row_operands: int = 0
     """Number of leading operands with independent rows, along the dimension that the next argument gives."""
     in_place: bool = False
@@ -206,7 +222,9 @@ class Operator:
     instead: str = ""
     """The change to a program that avoids an operator that is not allowed, worded as a command."""
     over_lists: bool = False
-    """Whether the operator loops over lists of tensors, as do all whose names begin with `_foreach_`, and those with a `fused_update`."""
+    """Whether the operator loops over lists of tensors, as do all whose names begin with `_foreach_`, and
+    those with a `fused_update`.
+    """
     fused_update: bool = False
     """Whether the operator updates lists of tensors in one kernel, as optimizers' `fused=True` does.
 
@@ -221,9 +239,14 @@ class Operator:
     So the generator's position after one is known before it runs.
     """
     casts_inside: bool = False
-    """Whether the kernel calls operators that autocast casts. Modules call it directly, never below an autocast kernel."""
+    """Whether the kernel calls operators that autocast casts.
+
+    Modules call it directly, never below an autocast kernel.
+    """
     other_tangents: bool = False
-    """Whether the tangent has different last digits under a dispatch mode, found by comparing torch's own samples of all functions."""
+    """Whether the tangent has different last digits under a dispatch mode, found by comparing torch's own
+    samples of all functions.
+    """
     reordered_on_cuda: str = ""
     """Reference to the documentation that its bits differ from run to run on CUDA."""
     reordered_on_mps: str = ""

@@ -1,7 +1,8 @@
 """From a step graph and its costs to an abstract problem of a few hundred stages, and back to a plan.
 
-The coarsening is exact about memory. Small storages are always kept, and their bytes are counted as they are. Storages that live inside one
-stage count as its workspace. A stage holds at most one operator that touches large storages (except update groups, which run as one).
+The coarsening is exact about memory. Small storages are always kept, and their bytes are counted as they are. Storages
+that live inside one stage count as its workspace. A stage holds at most one operator that touches large storages
+(except update groups, which run as one).
 """
 
 import itertools
@@ -32,7 +33,9 @@ from port_planner.problem.problem import (
 )
 
 MAX_REMATERIALIZATION_OPS = 8
-"""Largest number of writers of a storage for which rematerialization is worthwhile; an accumulated gradient has more."""
+"""Largest number of writers of a storage for which rematerialization is worthwhile; an
+accumulated gradient has more.
+"""
 
 PLANNED_SHARE = 15 / 16
 """Share of the host's memory for pages that plans may use; the rest may be lost between pages (`host_pages`)."""
@@ -254,7 +257,9 @@ class _CoarseBuilder:
         )
 
     def _packed_pagings(self, cost: PackingCost) -> tuple[Paging, ...]:
-        """Return the cost of a packed form's round trip to each medium; contents that cannot be restored are read in packed form."""
+        """Return the cost of a packed form's round trip to each medium; contents that cannot be
+        restored are read in packed form.
+        """
         if not cost.codec.comes_back:
             return ()
         media = ((d, t) for d, t in enumerate(self.costs.device.targets) if t.capacity_bytes is None)
@@ -290,7 +295,9 @@ class _CoarseBuilder:
         )
 
     def _rematerialized_by(self, op: int) -> int:
-        """Return how many tensors that are idle at some time could use a second run of `op` for their rematerialization."""
+        """Return how many tensors that are idle at some time could use a second run of `op`
+        for their rematerialization.
+        """
         touched = {*self.graph.creates[op], *self.graph.ops[op].writes}
         return max(sum(s in self.tensor_of and self._lies_idle(s) for s in touched), 1)
 
@@ -350,7 +357,8 @@ class _CoarseBuilder:
     def _touched(self, stage: int) -> dict[int, tuple[int, int]]:
         """Return the tensors' storages used in `stage`, with the first and last op there at which they are resident.
 
-        A storage that is older than the stage is resident when its first op runs, and may be evicted after its last use.
+        A storage that is older than the stage is resident when its first op runs, and may be
+        evicted after its last use.
         """
         first, last = self.ranges[stage]
         found: dict[int, tuple[int, int]] = {}
@@ -362,7 +370,9 @@ class _CoarseBuilder:
         return found
 
     def _fixed_load(self) -> tuple[Counts, Counts]:
-        """Return the bytes per op that no decision changes: storages held across stages, and those that live inside one stage."""
+        """Return the bytes per op that no decision changes: storages held across stages, and those
+        that live inside one stage.
+        """
         if self.loads is None:
             self.loads = self._count_fixed_load()
         return self.loads

@@ -1,7 +1,9 @@
-"""Steps whose frozen weights are stored in fewer bits and decoded before each use into temporaries that live for one operator.
+"""Steps whose frozen weights are stored in fewer bits and decoded before each use into temporaries
+that live for one operator.
 
-A quantized weight is a level times its block's scale in 32 bits, and every 16-bit number is also a 32-bit number. So these operators return
-the weights' own bits. The stored form is treated like other weights: a plan keeps it in RAM or on flash.
+A quantized weight is a level times its block's scale in 32 bits, and every 16-bit number is also a 32-bit
+number. So these operators return the weights' own bits. The stored form is treated like other weights: a plan
+keeps it in RAM or on flash.
 """
 
 import math
@@ -84,7 +86,8 @@ StoredWeight: TypeAlias = CodedWeight | ShortWeight
 def with_decoded(graph: StepGraph, weights: Mapping[str, StoredWeight]) -> StepGraph:
     """Return the graph with these weights decoded; they are given by their storages' keys.
 
-    All other storages, values and operators stay, except that of an embedding's table in 16 bits only the looked-up rows are widened.
+    All other storages, values and operators stay, except that of an embedding's table in 16 bits only the
+    looked-up rows are widened.
     """
     made = _WeightDecoder(graph, weights)
     return made.graph()
@@ -102,7 +105,9 @@ def decoded_bytes(graph: StepGraph) -> dict[str, tuple[int, int]]:
 
 
 def widened_bytes(graph: StepGraph) -> dict[str, tuple[int, int]]:
-    """Return by name the weights that a graph stores in 16 bits and widens, with the bytes of each in 32 and in 16 bits."""
+    """Return by name the weights that a graph stores in 16 bits and widens, with the bytes of
+    each in 32 and in 16 bits.
+    """
     return {
         s.name.removesuffix(_IN_16_BITS): (2 * s.nbytes, s.nbytes)
         for s in graph.storages

@@ -4,7 +4,9 @@ from port_planner.problem.problem import Choice, GapDecision, Problem, Schedule
 
 
 def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: set[tuple[int, int]]) -> Schedule:
-    """Return the schedule without intermediates that are resident anyway or that no rematerialization of their stage reads."""
+    """Return the schedule without intermediates that are resident anyway or that no
+    rematerialization of their stage reads.
+    """
     chosen = {choice.gap: choice for choice in choices}
     todo = [
         (problem.gaps[c.gap].tensor, problem.gaps[c.gap].version, c.stage % problem.size)

@@ -1,8 +1,8 @@
 """A step whose operators run on several kinds of devices: the recorded one with transfers between their memories.
 
-A storage is on the device where it is written, and all operators that write it run there. Operators elsewhere read a copy, which is made
-before its first reader and stays valid until the storage is written again. Results are those of the operators on their devices: transfers
-do not change them.
+A storage is on the device where it is written, and all operators that write it run there. Operators elsewhere read a
+copy, which is made before its first reader and stays valid until the storage is written again. Results are those of the
+operators on their devices: transfers do not change them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,8 +42,8 @@ def on_kind(graph: StepGraph, kind: str) -> StepGraph:
 def homes_of(graph: StepGraph, kinds: Sequence[str], known: Mapping[str, str]) -> tuple[str, ...]:
     """Return the kind of device on which each storage is if operators run on these `kinds`, one per operator.
 
-    `known`: where other graphs have put lasting storages, by key. Raises GraphError if a storage is written on two kinds, or on a kind
-    other than the known one.
+    `known`: where other graphs have put lasting storages, by key. Raises GraphError if a storage is written on two
+    kinds, or on a kind other than the known one.
     """
     found = []
     for s, storage in enumerate(graph.storages):
@@ -60,7 +60,9 @@ def homes_of(graph: StepGraph, kinds: Sequence[str], known: Mapping[str, str]) -
 
 
 def placed_step(graph: StepGraph, kinds: Sequence[str], known: Mapping[str, str] = {}) -> PlacedStep:
-    """Return a step whose operators run on these `kinds` of devices, one per operator; `known` and errors as in `homes_of`."""
+    """Return a step whose operators run on these `kinds` of devices, one per operator; `known`
+    and errors as in `homes_of`.
+    """
     return _TransferPlacer(graph, kinds, homes_of(graph, kinds, known)).placed()
 
 
@@ -101,7 +103,9 @@ class _TransferPlacer:
         self.origin.append(origin)
 
     def _copy(self, s: int, kind: str, reader: Op) -> int:
-        """Return the storage on a kind of device with the current contents of a storage, adding a transfer if there is none."""
+        """Return the storage on a kind of device with the current contents of a storage, adding a
+        transfer if there is none.
+        """
         if (s, kind) not in self.copies:
             nbytes = self.graph.storages[s].nbytes
             self.copies[s, kind] = made = len(self.storages)

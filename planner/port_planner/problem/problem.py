@@ -1,8 +1,9 @@
 """The abstract planning problem: stages in a fixed order, tensors with idle gaps, budgets.
 
-A *stage* runs one operator (or a short run of them). A *tensor* is touched at its accesses; between two accesses it is
-idle, and each idle *gap* may be bridged by keeping it, paging it, rematerializing it or packing it. The gaps of persistent
-tensors (weights, optimizer state) wrap around the end of the step. Nothing here knows torch, graphs or solvers.
+A *stage* runs one operator (or a short run of them). A *tensor* is touched at its accesses; between two
+accesses it is idle, and each idle *gap* may be bridged by keeping it, paging it, rematerializing it or packing
+it. The gaps of persistent tensors (weights, optimizer state) wrap around the end of the step. Nothing here
+knows torch, graphs or solvers.
 """
 
 import enum
@@ -38,8 +39,8 @@ class Semantics(enum.Enum):
 class Stage:
     """One step of the fixed order. `fixed_bytes` are held at this stage regardless of the plan.
 
-    `overcount_bytes`: by how much fixed bytes, workspace and accesses together may overstate the stage's need, if it stands for
-    several operators. A schedule gives up that memory; a bound must not.
+    `overcount_bytes`: by how much fixed bytes, workspace and accesses together may overstate the stage's need, if it
+    stands for several operators. A schedule gives up that memory; a bound must not.
     """
 
     name: str
@@ -67,8 +68,8 @@ class Paging:
 class Packing:
     """Lossless packing through a gap: bytes while packed, and seconds and joules of both directions together.
 
-    The packed form and the tensor coexist at both ends of the gap: after the stage before it, and before the stage after it. `paging`:
-    round trips of the packed form to media, for a gap in which it is there.
+    The packed form and the tensor coexist at both ends of the gap: after the stage before it, and before the stage
+    after it. `paging`: round trips of the packed form to media, for a gap in which it is there.
     """
 
     packed_bytes: int
@@ -85,8 +86,9 @@ class Packing:
 class Rematerialization:
     """How to compute one version of a tensor again: the cost, and the (tensor, version) pairs that it reads.
 
-    `own_share`: its operators may also rematerialize other tensors; this is the part of the cost that is left if each of them pays
-    an equal part. A bound may count only this; a schedule that rematerializes only this tensor pays everything.
+    `own_share`: its operators may also rematerialize other tensors; this is the part of the cost that is
+    left if each of them pays an equal part. A bound may count only this; a schedule that rematerializes
+    only this tensor pays everything.
     """
 
     seconds: float
@@ -100,9 +102,9 @@ class Rematerialization:
 class Tensor:
     """A block of memory with its accesses.
 
-    `accesses` are the stages that create, read or write it, ascending; `writes` are those that change its contents, its creation
-    included. `rematerializations[v]` restores the contents after the v-th write, `packings[v]` packs them; None where that is
-    impossible.
+    `accesses` are the stages that create, read or write it, ascending; `writes` are those that change its contents, its
+    creation included. `rematerializations[v]` restores the contents after the v-th write, `packings[v]` packs them;
+    None where that is impossible.
     """
 
     name: str
@@ -125,7 +127,9 @@ class Tensor:
         return self.packings[version] if 0 <= version < len(self.packings) else None
 
     def version_after(self, stage: int) -> int:
-        """Return how many writes have happened once `stage` has run, minus one; -1 means contents from before the step."""
+        """Return how many writes have happened once `stage` has run, minus one; -1 means
+        contents from before the step.
+        """
         return sum(w <= stage for w in self.writes) - 1
 
     def version_before(self, stage: int) -> int:
@@ -146,8 +150,8 @@ class Tensor:
 class Gap:
     """Stages `after` < s < `before` in which `tensor` is idle.
 
-    A gap of a persistent tensor that wraps around the step's end has `before` >= number of stages. `dead` gaps follow the last
-    access of a temporary tensor: only rematerializations of other tensors may still need it.
+    A gap of a persistent tensor that wraps around the step's end has `before` >= number of stages. `dead` gaps follow
+    the last access of a temporary tensor: only rematerializations of other tensors may still need it.
     """
 
     tensor: int
@@ -161,8 +165,8 @@ class Gap:
 class Slicing:
     """An update that may run slice by slice, if the persistent `members` are paged in before it and out after it.
 
-    Neither the members nor `saved_bytes` of the stage's workspace are then resident, only `buffer_bytes`. `other_bytes` (the
-    gradient) may also pass in slices if it is paged there; only a bound relies on that.
+    Neither the members nor `saved_bytes` of the stage's workspace are then resident, only `buffer_bytes`. `other_bytes`
+    (the gradient) may also pass in slices if it is paged there; only a bound relies on that.
     """
 
     stage: int
@@ -185,7 +189,8 @@ class StageChange:
 
 @dataclass(frozen=True, slots=True)
 class TileSaving:
-    """`nbytes` of a tensor that an alternative does not need at some of its accesses, `stages`, where the tensor exists tile by tile.
+    """`nbytes` of a tensor that an alternative does not need at some of its accesses, `stages`, where the
+    tensor exists tile by tile.
 
     It applies only if none of the tensor's `gaps` keeps it whole: each pages or rematerializes it until the gap's end.
     """
@@ -211,7 +216,9 @@ class Alternative:
 
     @property
     def joules(self) -> float:
-        """Joules of all stages beyond those of the first alternative, including the static power of the additional seconds."""
+        """Joules of all stages beyond those of the first alternative, including the static power
+        of the additional seconds.
+        """
         return sum(change.joules for change in self.changes)
 
 
@@ -227,8 +234,8 @@ class StageGroup:
 class Problem:
     """A planning problem. Budgets that are None are unlimited.
 
-    The joules of stages, rematerializations and packing include the static power of their seconds; `static_watts` are drawn while the step
-    waits for transfers.
+    The joules of stages, rematerializations and packing include the static power of their seconds; `static_watts` are
+    drawn while the step waits for transfers.
     """
 
     stages: tuple[Stage, ...]
@@ -244,11 +251,15 @@ class Problem:
     target_bytes: tuple[int | None, ...] = ()
     """For each target, the most bytes that its pages may take at once.
 
-    A target with such a bound is memory, for example the host's. It does not wear out, and keeps a page no longer than its gap. It always
-    has a copy of a paged persistent tensor, of which no other target then has a page. None, or absent: a medium with space for all pages.
+    A target with such a bound is memory, for example the host's. It does not wear out, and keeps a page no longer than
+    its gap. It always has a copy of a paged persistent tensor, of which no other target then has a page. None, or
+    absent: a medium with space for all pages.
     """
     links: tuple[int, ...] = ()
-    """For each target, the link that moves its pages; pages on one link move one after the other. Absent: link 0 moves all."""
+    """For each target, the link that moves its pages; pages on one link move one after the other.
+
+    Absent: link 0 moves all.
+    """
     groups: tuple[StageGroup, ...] = ()
     """Stages with alternatives. Transfers overlap with the seconds of the first ones, regardless of the choice."""
 
@@ -261,7 +272,9 @@ class Problem:
         return self.target_bytes[target] if target < len(self.target_bytes) else None
 
     def rewritten(self, tensor: int, target: int) -> bool:
-        """Return whether contents are written to a target again for each gap; if not, they are written once and read as often as needed."""
+        """Return whether contents are written to a target again for each gap; if not, they are written once
+        and read as often as needed.
+        """
         return self.limit_bytes(target) is not None and not self.tensors[tensor].persistent
 
     def link(self, target: int) -> int:
@@ -415,7 +428,9 @@ class GapDecision(enum.Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Choice:
-    """A gap that is not simply kept: its decision, the stage at whose start the tensor is restored, and the paging target."""
+    """A gap that is not simply kept: its decision, the stage at whose start the tensor is
+    restored, and the paging target.
+    """
 
     gap: int
     stage: int
@@ -427,8 +442,9 @@ class Choice:
 class Schedule:
     """Decisions for a problem; gaps that do not appear are kept.
 
-    `intermediates` are (tensor, stage) pairs. Return stages of wrapping gaps may exceed the number of stages; those of intermediates do
-    not. `sliced`: indices of the slicings in use. `variants`: (group, alternative) of the groups that do not use their first alternative.
+    `intermediates` are (tensor, stage) pairs. Return stages of wrapping gaps may exceed the number of stages; those of
+    intermediates do not. `sliced`: indices of the slicings in use. `variants`: (group, alternative) of the groups that
+    do not use their first alternative.
     """
 
     choices: tuple[Choice, ...] = ()

@@ -1,6 +1,8 @@
-"""Which operators of a forward pass run again in a backward pass that is divided into segments, as in gradient checkpointing.
+"""Which operators of a forward pass run again in a backward pass that is divided into segments, as
+in gradient checkpointing.
 
-A segment begins with the tensors that were kept at a cut of the forward pass, and recomputes what its operators need beyond.
+A segment begins with the tensors that were kept at a cut of the forward pass, and recomputes what
+its operators need beyond.
 """
 
 import itertools
@@ -51,7 +53,9 @@ class RepeatedOperators:
         return found
 
     def _needed_by(self, op: int, there: set[int]) -> set[int]:
-        """Return what must run again before `op`; `there`: tensors that are already recomputed in its segment, which this extends."""
+        """Return what must run again before `op`; `there`: tensors that are already recomputed in its
+        segment, which this extends.
+        """
         again: set[int] = set()
         waiting = [s for s in self._graph.reads[op] if self._missing(s, op)]
         while waiting:
@@ -85,8 +89,8 @@ class RepeatedOperators:
     def _find_cuts(self) -> list[int]:
         """Return the forward operators before which tensors are kept, which are the boundaries of segments.
 
-        The operators that a segment of the backward pass needs begin at some place. Among the places before it, back to where the next
-        segment's operators begin, the one with the fewest kept bytes is chosen.
+        The operators that a segment of the backward pass needs begin at some place. Among the places before it, back to
+        where the next segment's operators begin, the one with the fewest kept bytes is chosen.
         """
         graph = self._graph
         waiting = self._waiting_bytes()

@@ -1,7 +1,7 @@
 """Reorder a step before it is planned: updates as early as possible, and the branch that frees most first.
 
-Only operators that do not depend on each other change places, so every number stays the same to the bit. Reads wait for the
-last write of what they read, writes for all reads of what they change, and random operators keep their sequence.
+Only operators that do not depend on each other change places, so every number stays the same to the bit. Reads wait for
+the last write of what they read, writes for all reads of what they change, and random operators keep their sequence.
 """
 
 import heapq
@@ -67,8 +67,9 @@ def _recorded_peak(graph: StepGraph) -> int:
 def reorder(graph: StepGraph) -> tuple[int, ...]:
     """Return an order with a lower peak than the recorded one; empty if this search finds none.
 
-    This is list scheduling: of the ops that are ready, the one that frees the most bytes net runs first. The forward phase stays as
-    recorded, because everything it computes waits for the backward phase anyway. Update groups move as a whole.
+    This is list scheduling: of the ops that are ready, the one that frees the most bytes net runs first. The
+    forward phase stays as recorded, because everything it computes waits for the backward phase anyway.
+    Update groups move as a whole.
     """
     return graph.once(_reorder)
 

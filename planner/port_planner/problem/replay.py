@@ -1,4 +1,7 @@
-"""Replay a schedule of an abstract problem and measure it. It is written independently of the solver, so that it can judge one."""
+"""Replay a schedule of an abstract problem and measure it.
+
+It is written independently of the solver, so that it can judge one.
+"""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -11,7 +14,9 @@ from port_planner.problem.problem import Choice, Gap, GapDecision, Packing, Pagi
 Bytes = npt.NDArray[np.float64]
 
 MAX_PREFETCH_STAGES = 12
-"""Largest number of stages by which a read starts before its tensor is needed; longer reads are better counted as stalls."""
+"""Largest number of stages by which a read starts before its tensor is needed; longer reads are
+better counted as stalls.
+"""
 
 
 @dataclass(slots=True)
@@ -39,8 +44,8 @@ class ScheduleCost:
 def transfer_window(problem: Problem, stage: int, seconds: float, step: int) -> list[tuple[int, float]]:
     """Return (stage, seconds) shares of a transfer that ends before `stage` (step -1) or starts at it (step +1).
 
-    A read fills the compute time of the stages before its use, nearest first; a write fills the stages after. The part that does
-    not fit within MAX_PREFETCH_STAGES stalls the stage nearest to the use.
+    A read fills the compute time of the stages before its use, nearest first; a write fills the stages after. The part
+    that does not fit within MAX_PREFETCH_STAGES stalls the stage nearest to the use.
     """
     size, left = problem.size, seconds
     s = (stage - 1 if step < 0 else stage) % size
@@ -250,7 +255,9 @@ class _Replay:
             self._charge_transfers(gap, choice, tensor.nbytes, cost.seconds_in, cost.seconds_out if first else None)
 
     def _sync(self, i: int, target: int) -> None:
-        """Give a persistent tensor its copy in a target that is memory, unless it has one; other targets then have no page of it."""
+        """Give a persistent tensor its copy in a target that is memory, unless it has one; other
+        targets then have no page of it.
+        """
         home = self.homes.setdefault(i, target)
         if home != target and not {home, target}.isdisjoint(self.paged_bytes):
             self._fail(
@@ -282,7 +289,9 @@ class _Replay:
             self.rematerializations[s].append((i, version, True))
 
     def _place_slices(self) -> None:
-        """Place a sliced update, which holds neither its streamed members nor its temporaries, but only slice buffers."""
+        """Place a sliced update, which holds neither its streamed members nor its
+        temporaries, but only slice buffers.
+        """
         self.spared = np.zeros(self.problem.size)
         self.spared_before = np.zeros(self.problem.size)
         gaps = self.problem.gaps
@@ -453,8 +462,8 @@ def _rematerialized_at(problem: Problem, gap: Gap, chosen: dict[int, Choice]) ->
 def page_out_ready(problem: Problem, gap: Gap, rematerialized_at: int | None) -> int:
     """Return the earliest stage at which a tensor written out after `gap.after` can be restored.
 
-    POET writes a tensor only in a stage at whose start it is in RAM. A tensor that appears in stage `gap.after` itself, by
-    creation or rematerialization, must therefore stay one stage longer.
+    POET writes a tensor only in a stage at whose start it is in RAM. A tensor that appears in stage `gap.after` itself,
+    by creation or rematerialization, must therefore stay one stage longer.
     """
     tensor = problem.tensors[gap.tensor]
     if problem.semantics is Semantics.POET and gap.after in (tensor.birth, rematerialized_at):

@@ -1,7 +1,7 @@
 """From an observed step to an abstract problem, and from a schedule to the evictions after each operator.
 
-No graph of values is needed: only operators with their seconds, and the storages that each reads, writes and creates. The
-order is the program's own, so nothing is reordered and no update is sliced.
+No graph of values is needed: only operators with their seconds, and the storages that each reads, writes and creates.
+The order is the program's own, so nothing is reordered and no update is sliced.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,9 @@ from port_planner.problem.problem import (
 )
 
 SMALLEST_DECIDED_BYTES = 64 * 1024
-"""Bytes below which storages are not decided about, because transfers below 1 MiB lose most of the bandwidth and gain nothing."""
+"""Bytes below which storages are not decided about, because transfers below 1 MiB lose most of the
+bandwidth and gain nothing.
+"""
 
 MERGED_SHARE = 32
 """Share of the budget that the storages of consecutive operators may take for these to be merged into one stage."""
@@ -44,7 +46,9 @@ class TracedProblem:
     _uses: tuple[tuple[int, ...], ...]
 
     def without_intermediates(self, schedule: Schedule) -> Schedule:
-        """Return the schedule with tensors paged that would need intermediates, because a program under `exec` has dropped those."""
+        """Return the schedule with tensors paged that would need intermediates, because a program under
+        `exec` has dropped those.
+        """
         wanted = set(schedule.intermediates)
         choices = []
         for choice in schedule.choices:
@@ -114,7 +118,9 @@ class _TraceBuilder:
                 self.tensor_of[s] = len(self.tensor_of)
 
     def _held_by(self, op: TracedOp) -> tuple[int, ...]:
-        """Return the storages that an operator holds; those that do not fit with the others are processed tile by tile."""
+        """Return the storages that an operator holds; those that do not fit with the others
+        are processed tile by tile.
+        """
         held = sorted(dict.fromkeys((*op.reads, *op.makes)), key=lambda s: self.step.storages[s].nbytes)
         while held and self._bytes(held) + op.workspace_bytes > self.tensor_bytes:
             held.pop()
@@ -219,7 +225,9 @@ class _TraceBuilder:
         return Rematerialization(op.seconds, joules, tuple(sorted(inputs)), op.workspace_bytes)
 
     def _changes_within(self, s: int, op: int) -> bool:
-        """Return whether a storage changes after `op` within its stage, so that the contents in between are never used later."""
+        """Return whether a storage changes after `op` within its stage, so that the contents in
+        between are never used later.
+        """
         return any(op < w <= self.ranges[self.stage_of[op]][1] for w in self.writers[s])
 
     def _stays(self, s: int) -> bool:

@@ -1,4 +1,6 @@
-"""Alternatives of groups of stages: which of them no schedule needs, and the most that choosing among the others can save."""
+"""Alternatives of groups of stages: which of them no schedule needs, and the most that choosing
+among the others can save.
+"""
 
 from collections import defaultdict
 
@@ -6,7 +8,8 @@ from port_planner.problem.problem import Alternative, Problem, StageGroup
 
 
 def undominated(problem: Problem, group: StageGroup) -> tuple[int, ...]:
-    """Return, by number, the alternatives of a group that are worth offering: no other one takes at most as much of everything.
+    """Return, by number, the alternatives of a group that are worth offering: no other one takes at
+    most as much of everything.
 
     Of equal ones, the first is kept.
     """

@@ -1,9 +1,9 @@
 """One graph of a whole update: all micro-batches pass one segment of the model before the next segment.
 
-What is recorded are single micro-batches, whose gradients are summed from one to the next. Run one after the other, each needs
-every weight. Segment by segment, a weight is loaded once for all of them, and a gradient is summed and used up within the
-step (GreedySnake, arXiv:2512.17570, does so on one GPU). The operators are the recorded ones and every sum keeps its order,
-so every number stays the same to the bit; if that is impossible, no such graph is made.
+What is recorded are single micro-batches, whose gradients are summed from one to the next. Run one after the other,
+each needs every weight. Segment by segment, a weight is loaded once for all of them, and a gradient is summed and used
+up within the step (GreedySnake, arXiv:2512.17570, does so on one GPU). The operators are the recorded ones and every
+sum keeps its order, so every number stays the same to the bit; if that is impossible, no such graph is made.
 """
 
 import math
@@ -32,7 +32,9 @@ from port_planner.problem.remade import RepeatedOperators
 from port_planner.problem.reorder import dependencies
 
 _FREE_SHARE = 0.5
-"""Share of the memory for tensors that a segment's weights and one micro-batch's own tensors may take; the rest is for waiting tensors."""
+"""Share of the memory for tensors that a segment's weights and one micro-batch's own tensors may take; the
+rest is for waiting tensors.
+"""
 
 _SHARED = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.CONSTANT})
 """Roles of storages that all micro-batches share; gradients are summed in storages of the update itself."""
@@ -43,8 +45,8 @@ _OWN = frozenset({Role.TEMPORARY, Role.BATCH})
 _CONTIGUOUS = (("memory_format", NamedArgument("memory_format", "contiguous_format")),)
 
 _BATCH_NORM_BACKWARD, _RUNNING, _TRAINING = "aten::native_batch_norm_backward", slice(3, 5), 7
-"""Positions of the arguments of batch norm's backward pass: its running statistics, which the next micro-batch has changed by then, and
-its training flag.
+"""Positions of the arguments of batch norm's backward pass: its running statistics, which the next micro-batch has
+changed by then, and its training flag.
 """
 
 _BOTH_WAYS = 2
@@ -55,7 +57,8 @@ _BOTH_WAYS = 2
 class WholeUpdate:
     """The graph of an update; `origin`: each operator's micro-batch, and its place in that micro-batch's graph.
 
-    The loss is the last micro-batch's; `aux` are those of the others, in order. `batch`: the first one's, then the next.
+    The loss is the last micro-batch's; `aux` are those of the others, in order. `batch`: the
+    first one's, then the next.
     """
 
     graph: StepGraph
@@ -65,10 +68,10 @@ class WholeUpdate:
 def whole_update(graphs: Sequence[StepGraph], free_bytes: int, *, remake: bool) -> WholeUpdate | None:
     """Return the update of micro-batches with these graphs, within `free_bytes` for tensors.
 
-    `remake`: what the backward pass needs of the forward pass is recomputed in each segment, whatever else is planned. Random
-    operators draw their numbers in the order in which they were recorded. None if the numbers would differ: tensors that one
-    micro-batch changes and the next reads in an earlier segment; random operators whose draws depend on values; graphs that
-    differ in more than how they sum.
+    `remake`: what the backward pass needs of the forward pass is recomputed in each segment, whatever else is planned.
+    Random operators draw their numbers in the order in which they were recorded. None if the numbers would differ:
+    tensors that one micro-batch changes and the next reads in an earlier segment; random operators whose draws depend
+    on values; graphs that differ in more than how they sum.
     """
     if any(op.random and not draws_by_shape(op.name) for graph in graphs for op in graph.ops):
         return None
@@ -108,7 +111,8 @@ def _updated_after(graph: StepGraph, ranks: Sequence[int]) -> dict[str, int]:
 def _reads_the_same(graphs: Sequence[StepGraph], update: WholeUpdate) -> bool:
     """Return whether every operator, recomputed or not, reads shared storages as it would in separate micro-batches.
 
-    This is judged by how often each storage was changed before. The copies with which sums begin are left out on both sides.
+    This is judged by how often each storage was changed before. The copies with which sums begin
+    are left out on both sides.
     """
     changes: Counter[str] = Counter()
     expected: dict[tuple[int, int], dict[str, int]] = {}
@@ -139,7 +143,9 @@ def _reads_the_same(graphs: Sequence[StepGraph], update: WholeUpdate) -> bool:
 
 
 def _without_running_statistics(graph: StepGraph) -> StepGraph:
-    """Return the same step without statistics for batch norm's backward pass in training mode, which does not read them."""
+    """Return the same step without statistics for batch norm's backward pass in training mode,
+    which does not read them.
+    """
     ops = tuple(
         replace(op, args=(*op.args[: _RUNNING.start], None, None, *op.args[_RUNNING.stop :]))
         if op.name == _BATCH_NORM_BACKWARD and op.args[_TRAINING] is True
@@ -161,7 +167,9 @@ def _sums(graph: StepGraph, op: Op) -> bool:
 
 
 def _places(graph: StepGraph) -> list[int]:
-    """Return each operator's place in the forward and backward pass; update operators follow those for which they wait."""
+    """Return each operator's place in the forward and backward pass; update operators follow
+    those for which they wait.
+    """
     place, found = -1, []
     for op in graph.ops:
         place += op.phase is not Phase.UPDATE
@@ -172,8 +180,8 @@ def _places(graph: StepGraph) -> list[int]:
 def _late(graph: StepGraph, places: Sequence[int]) -> list[int]:
     """Return the places in an order in which operators that enlarge their data run just before its first use.
 
-    A tied weight's first gradient waits for the second through the whole backward pass; the tensors it is computed from are
-    smaller.
+    A tied weight's first gradient waits for the second through the whole backward pass; the tensors it is
+    computed from are smaller.
     """
     ready_for: list[int] = [len(graph.ops)] * len(graph.ops)
     for i, before in enumerate(dependencies(graph)):
@@ -312,7 +320,9 @@ class _Segments:
         span.live_bytes = max(span.live_bytes, span.waiting_bytes)
 
     def _moved(self, span: _Span) -> int:
-        """Return approximately how many bytes a segment moves: its weights once if they fit beside a micro-batch, otherwise for each."""
+        """Return approximately how many bytes a segment moves: its weights once if they fit beside a
+        micro-batch, otherwise for each.
+        """
         waiting = _BOTH_WAYS * self._count * span.waiting_bytes
         if span.weights_bytes + span.sums_bytes + span.live_bytes + span.saved_bytes <= self._free_bytes:
             return span.weights_bytes + waiting
@@ -452,7 +462,9 @@ def _draws(ops: Sequence[Op], origin: Sequence[tuple[int, int]]) -> tuple[tuple[
 
 
 def _summed_where_made(graph: StepGraph) -> dict[int, int]:
-    """Return, by storage of a sum, the gradient's own storage, if it has the same layout and nothing needs it afterwards."""
+    """Return, by storage of a sum, the gradient's own storage, if it has the same layout and
+    nothing needs it afterwards.
+    """
     found = {}
     for i, op in enumerate(graph.ops):
         if not _sums(graph, op):

@@ -27,7 +27,9 @@ _NEVER_CUT = (
     ArgumentCheck.EMBEDDING_BAG,
     ArgumentCheck.EMBEDDING_BAG_BACKWARD,
 )
-"""Operators whose operands contain sizes of others, or places in them; on some of the rows they would access memory out of bounds."""
+"""Operators whose operands contain sizes of others, or places in them; on some of the rows they would
+access memory out of bounds.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +119,8 @@ class Call:
                 tensors[index.value].copy_(mask.view(tensors[index.value].shape))
 
     def _fill_lengths(self, tensors: dict[int, torch.Tensor]) -> None:
-        """Make the lengths that a CTC loss takes as tensors as long as its other operands allow, and one less where it then widens what it
-        made (`of_all_labels`).
+        """Make the lengths that a CTC loss takes as tensors as long as its other operands allow, and one less where it
+        then widens what it made (`of_all_labels`).
         """
         first = operator_of(self.op.name).lengths
         if first is None or overload_name(self.op.name) != "Tensor":

@@ -14,7 +14,10 @@ from port_planner.ir.graph import StepGraph
 UNKNOWN_CACHE_BYTES = 4 << 20
 """Cache size assumed if the processor reports none: a Jetson Orin's last level."""
 LARGEST_CACHE_BYTES = 32 << 20
-"""Largest cache size that is assumed. A process rarely has more to itself, and sweeping more takes longer than the operators."""
+"""Largest cache size that is assumed.
+
+A process rarely has more to itself, and sweeping more takes longer than the operators.
+"""
 
 
 def last_level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
@@ -27,7 +30,9 @@ def last_level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) 
 
 
 def cold_operands(graph: StepGraph, cache_bytes: int) -> tuple[frozenset[int], ...]:
-    """Return, for each op, the storages among its operands that the cache has lost, because more than its size was touched since."""
+    """Return, for each op, the storages among its operands that the cache has lost, because more than
+    its size was touched since.
+    """
     size = [s.nbytes for s in graph.storages]
     traffic = 0
     touched: dict[int, int] = {}

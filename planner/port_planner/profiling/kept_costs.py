@@ -21,7 +21,9 @@ from port_planner.base.processor import cpuinfo, identity
 KEPT_DAYS = 30
 """Days after which an operator is measured again, because the machine around it has changed."""
 _CLOCK_SKEW_S = 86400.0
-"""Seconds by which a measurement may lie in the future: clocks are set back, and a file system's may differ from the system's."""
+"""Seconds by which a measurement may lie in the future: clocks are set back, and a file system's may
+differ from the system's.
+"""
 
 _FORMAT = 2
 MAX_FILES = 32
@@ -46,7 +48,9 @@ def context(threads: int, cache_bytes: int, *, workspace_seen: bool) -> str:
 
 
 def _some_cores() -> list[int]:
-    """Return the cores on which this process may run, empty for all of them; a single cluster runs operators at other speeds."""
+    """Return the cores on which this process may run, empty for all of them; a single cluster runs
+    operators at other speeds.
+    """
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return usable if len(usable) < (os.cpu_count() or 1) else []
 

@@ -1,8 +1,8 @@
 """Costs of steps of further shapes: the same operators, interpolated between smaller and larger measured tensors.
 
-A program's steps on batches of several shapes run the same operators in the same order. The smallest and largest shapes are measured, and
-enough between them that no shape is far from the next. For other shapes, each operator's cost is interpolated between those at the same
-place.
+A program's steps on batches of several shapes run the same operators in the same order. The smallest and largest shapes
+are measured, and enough between them that no shape is far from the next. For other shapes, each operator's cost is
+interpolated between those at the same place.
 """
 
 import itertools
@@ -67,8 +67,8 @@ def filled(graphs: Sequence[StepGraph], costs: Sequence[Sequence[OpCost | None]]
 def interpolated(known: Sequence[Point], work: float) -> OpCost:
     """Return the cost of an operator that does this much work, interpolated between its measured neighbours.
 
-    Seconds and joules lie between those of the next smaller and next larger work; workspace is that of the larger. Outside the
-    measured range, everything grows with the work.
+    Seconds and joules lie between those of the next smaller and next larger work; workspace is that of the larger.
+    Outside the measured range, everything grows with the work.
     """
     less = max((p for p in known if p[0] <= work), key=lambda p: p[0], default=None)
     more = min((p for p in known if p[0] >= work), key=lambda p: p[0], default=None)
@@ -89,8 +89,8 @@ def interpolated(known: Sequence[Point], work: float) -> OpCost:
 def packings_of(graph: StepGraph, larger: StepGraph, costs: Iterable[PackingCost]) -> tuple[PackingCost, ...]:
     """Return the cost of packing a step's tensors, from a step of the same structure that computes at least as much.
 
-    Contents are assumed to be as dense as there. Nothing is known of tensors that are larger here: their numbers may need more
-    bits.
+    Contents are assumed to be as dense as there. Nothing is known of tensors that are larger here: their
+    numbers may need more bits.
     """
     found = []
     for cost in costs:

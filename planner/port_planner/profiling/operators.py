@@ -1,10 +1,10 @@
 """Measure the costs of a step on this machine: seconds and workspace per operator, flash bandwidth, base memory.
 
-Operators with the same name, shapes and arguments, and with operands that are equally cold, are measured once. If a step
-computes on a device, its operators are measured there, each of them waited for; between two runs only the processor's own
-cache is emptied. This runs in a separate process (`port_agent.prepare.measurement.process`), so that the memory it
-reports is that of a bare worker. With the budget-aware allocator preloaded, workspace counts whatever a kernel takes,
-oneDNN's scratch included.
+Operators with the same name, shapes and arguments, and with operands that are equally cold, are measured once. If a
+step computes on a device, its operators are measured there, each of them waited for; between two runs only the
+processor's own cache is emptied. This runs in a separate process (`port_agent.prepare.measurement.process`), so that
+the memory it reports is that of a bare worker. With the budget-aware allocator preloaded, workspace counts whatever a
+kernel takes, oneDNN's scratch included.
 """
 
 import ctypes
@@ -43,7 +43,9 @@ from port_planner.profiling.timing import HostWorkspaceMeter, timed
 Progress = Callable[[int, int], None]
 
 _TOGETHER_BYTES = 16 << 20
-"""Bytes of operands that exist at once; emptying the cache for each operator alone would take longer than running it."""
+"""Bytes of operands that exist at once; emptying the cache for each operator alone would
+take longer than running it.
+"""
 _LOADED_BYTES = 16 << 20
 """Bytes of code and kernels' caches that are loaded while operators run."""
 _FLASH_SAMPLE_BYTES = 64 << 20
@@ -58,9 +60,9 @@ MIN_MEDIUM_JOULES = 2e-9
 class MeasuredCosts:
     """Costs per op of each graph, and the memory of the process itself.
 
-    `base_bytes`: resident before any tensor. `retained_bytes`: still resident after every op has run once and all tensors are
-    gone (kernels' caches, code pages). `released_bytes`: the part of both that is code only
-    needed for loading, which a worker returns to the system.
+    `base_bytes`: resident before any tensor. `retained_bytes`: still resident after every op has run once and all
+    tensors are gone (kernels' caches, code pages). `released_bytes`: the part of both that is code only needed for
+    loading, which a worker returns to the system.
     """
 
     ops: tuple[tuple[OpCost, ...], ...]
@@ -74,7 +76,9 @@ class MeasuredCosts:
     disputed: str = ""
     """Contradiction between another machine's costs and those measured here, in which case none of them is used."""
     absent: tuple[tuple[int, ...], ...] = ()
-    """For each graph, if checked: operators that do not run on its device, or whose results have another layout there."""
+    """For each graph, if checked: operators that do not run on its device, or whose results
+    have another layout there.
+    """
     elsewhere: tuple[tuple[OpCost | None, ...], ...] = ()
     """For each graph whose operators are divided between two devices: their costs on the other device."""
 
@@ -102,13 +106,13 @@ def profile_operators(
 ) -> MeasuredCosts:  # fmt: skip
     """Run every distinct operator of `graphs` a few times on synthetic data, and return its cost.
 
-    Steps of a program on shapes between measured ones are interpolated (`neighbours`), except for what is known of them.
-    Operators with a cost in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that
-    another machine of this kind measured (`shared`), once its costliest were measured here and agree; these are not kept.
-    `resident`: measure what operators leave resident; otherwise operators of known cost do not run. `elsewhere`: the graphs
-    were recorded on another device than they name. Operators that do not run here are then `MeasuredCosts.absent` and
-    cost nothing, and resident memory is not measured. `ram_bytes`: an operator that does not fit into it, this process included, runs on
-    a part of its rows; its cost is scaled up and not kept.
+    Steps of a program on shapes between measured ones are interpolated (`neighbours`), except for what is known of
+    them. Operators with a cost in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do
+    those that another machine of this kind measured (`shared`), once its costliest were measured here and agree; these
+    are not kept. `resident`: measure what operators leave resident; otherwise operators of known cost do not run.
+    `elsewhere`: the graphs were recorded on another device than they name. Operators that do not run here are then
+    `MeasuredCosts.absent` and cost nothing, and resident memory is not measured. `ram_bytes`: an operator that does not
+    fit into it, this process included, runs on a part of its rows; its cost is scaled up and not kept.
     """
     graphs, resident = tuple(graphs), resident and not elsewhere  # absent operators cannot run here
     base = resident_bytes()
@@ -225,7 +229,9 @@ def _tables(calls: Iterable[Iterable[Call]], known: Mapping[Any, OpCost]) -> lis
 
 
 def _resident_after(calls: Iterable[Call]) -> tuple[int, int]:
-    """Return the bytes that are resident now, and those after code was released and only these calls have loaded theirs again."""
+    """Return the bytes that are resident now, and those after code was released and only these calls
+    have loaded theirs again.
+    """
     give_back()
     loaded = resident_bytes()
     release_code_pages()
@@ -257,7 +263,9 @@ class FlashError(PortError):
 
 
 def medium_joules(bytes_per_s: float) -> float:
-    """Return an estimate of the joules per byte of a medium with this bandwidth, as in POET: watts divided by bandwidth."""
+    """Return an estimate of the joules per byte of a medium with this bandwidth, as in POET:
+    watts divided by bandwidth.
+    """
     return max(MEDIUM_WATTS / bytes_per_s, MIN_MEDIUM_JOULES)
 
 
@@ -266,8 +274,8 @@ def measure_flash(
 ) -> Flash:
     """Return bandwidth and latency of the medium under `directory`, bypassing the page cache if the system allows it.
 
-    Writes and reads a 64 MiB file; raises FlashError if that fails. Energy per byte is the measured CPU time of the transfers
-    at `compute_watts`, plus an estimate for the medium.
+    Writes and reads a 64 MiB file; raises FlashError if that fails. Energy per byte is the measured CPU time of the
+    transfers at `compute_watts`, plus an estimate for the medium.
     """
     try:
         return _timed_flash(directory, compute_watts, name, progress)

@@ -1,4 +1,6 @@
-"""Costs of operators from another machine of the same kind: of limited size, and used only after a sample was verified here."""
+"""Costs of operators from another machine of the same kind: of limited size, and used only after a
+sample was verified here.
+"""
 
 import hashlib
 import itertools
@@ -18,7 +20,9 @@ CHECKED = 5
 _BELIEVED = 4.0
 """Factor by which the times of two machines of one kind may differ: cooling, clock and other work explain no more."""
 _STRAYS = 1
-"""Number of compared operators that may disagree, because their times include other work during a measurement, here or there."""
+"""Number of compared operators that may disagree, because their times include other work during a
+measurement, here or there.
+"""
 _NOISE_S = 1e-4
 _NOISE_BYTES = 1 << 20
 

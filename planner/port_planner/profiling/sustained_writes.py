@@ -23,7 +23,10 @@ KEPT_SHARE = 0.05
 """Share of the free space that is left free."""
 _STEADY_WINDOWS = 4
 _MIN_WINDOWS = 24
-"""Least number of windows: 1.5 GiB, unless the speed drops before. A card's cache may be larger than what was written until then."""
+"""Least number of windows: 1.5 GiB, unless the speed drops before.
+
+A card's cache may be larger than what was written until then.
+"""
 _STEADY_SPREAD = 0.15
 _FALLEN = 1.3
 """Factor: a window that takes longer than the first one by this factor no longer ends in the cache."""

@@ -1,7 +1,7 @@
 """Operators timed in rounds: processor time or seconds of each, and its workspace.
 
-The cache is emptied once between two rounds, for all operators. The operands of each are as cold as if nothing had run before, because no
-other operator has touched them.
+The cache is emptied once between two rounds, for all operators. The operands of each are as cold as if nothing had run
+before, because no other operator has touched them.
 """
 
 import ctypes
@@ -95,8 +95,8 @@ class _Runs:
 class HostWorkspaceMeter:
     """Measures the bytes that a call takes at its peak beyond what it returns.
 
-    It reads the exact peak of the preloaded allocator. Without that allocator it returns 0, and unplanned memory shows in the
-    measured reserve instead.
+    It reads the exact peak of the preloaded allocator. Without that allocator it returns 0, and unplanned memory shows
+    in the measured reserve instead.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,5 @@
-"""The anytime ladder: greedy, narrow models, the LP bound of the full model, the full model with expensive columns fixed.
+"""The anytime ladder: greedy, narrow models, the LP bound of the full model, the full model
+with expensive columns fixed.
 
 Every rung is judged by the replay, never by the solver's own result; the best valid schedule so far is kept.
 """
@@ -27,7 +28,9 @@ FULL_MODEL_COLUMNS = 400_000
 """Number of columns above which not even the LP of the full model is worth its time."""
 
 RUNGS = ((Breadth(8, 2, early_pages=False), 0.004, 0.3), (Breadth(12, 2, early_pages=False), 0.03, 0.3))
-"""Breadth, share of the LP's value and share of the time of each rung; with these, almost all of POET's networks reach their optimum."""
+"""Breadth, share of the LP's value and share of the time of each rung; with these, almost all of POET's
+networks reach their optimum.
+"""
 
 BUILD_SHARE = 0.5
 """The full model is skipped if building it alone is expected to take more than this share of the remaining time."""
@@ -46,10 +49,14 @@ LARGE_GAP = 2e-3
 """Gap to its own optimum that such a search must reach, because adopting the LP's decisions costs more than that."""
 
 LARGE_ENOUGH = 0.005
-"""Gap of a large problem below which its neighbourhoods are not searched, because loading the model for them takes seconds."""
+"""Gap of a large problem below which its neighbourhoods are not searched, because loading the
+model for them takes seconds.
+"""
 
 LARGE_GAPS = 1000
-"""Number of gaps of a captured step above which it is searched with a narrow window, because building the model also takes time."""
+"""Number of gaps of a captured step above which it is searched with a narrow window, because building
+the model also takes time.
+"""
 
 MIN_GAIN = 2e-3
 """Share of a captured step's costs, which scatter by far more; a search that gains less over many attempts ends."""
@@ -74,7 +81,8 @@ def climb(
 ) -> Climb:
     """Return the best schedule and bound that are found for `problem` within `time_limit_s` of CPU time.
 
-    `first`: the greedy search's result for it, if known. `bounded`: the same problem with wider limits, if the bound must hold for these.
+    `first`: the greedy search's result for it, if known. `bounded`: the same problem with wider limits, if the
+    bound must hold for these.
     """
     deadline = clock.now() + time_limit_s
     state = Climb(problem, deadline, progress, judge=judge, paging=paging, recompute=recompute)
@@ -157,7 +165,9 @@ def offer_heuristics(state: Climb, seconds: float) -> None:
 
 
 def _heuristics(problem: Problem) -> Iterator[tuple[Schedule | None, str]]:
-    """Yield the results of the greedy search without one of its means, and simple schedules; None if there is no result."""
+    """Yield the results of the greedy search without one of its means, and simple schedules;
+    None if there is no result.
+    """
     for partial in ({"packing": False}, {"recompute": False}, {"paging": False}):
         yield greedy(problem, **partial).schedule, "greedy without " + next(iter(partial))
     yield from ((schedule, "simple") for schedule in simple_schedules(problem))
@@ -192,7 +202,9 @@ takes its time as a whole.
 
 
 def small_bound(state: Climb, problem: Problem) -> None:
-    """Raise the bound with the smallest relaxation of `problem`, which contains all schedules of the searched problem."""
+    """Raise the bound with the smallest relaxation of `problem`, which contains all
+    schedules of the searched problem.
+    """
     formulation = Formulation(problem, replace(SMALLEST, paging=state.paging, recompute=state.recompute))
     seconds = max(0.2 * state.left, 2.0)
     relaxed = run_relaxed(formulation.model, state.wall(min(seconds, state.left)))
@@ -219,8 +231,8 @@ def _note_infeasible(state: Climb, formulation: Formulation) -> None:
 def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_ones: bool = False) -> None:
     """Search the model of one breadth among the columns that its LP finds promising.
 
-    Promising: reduced cost within `share` of the LP's value. With `fix_ones`, columns that the LP sets to one are fixed. Nothing is proved
-    here; the aim is to find a good schedule soon.
+    Promising: reduced cost within `share` of the LP's value. With `fix_ones`, columns that the LP sets to one are
+    fixed. Nothing is proved here; the aim is to find a good schedule soon.
     """
     begin = clock.now()
     formulation = _formulation(state, breadth)
@@ -255,7 +267,9 @@ def search(
     *,
     start: bool = True,
 ) -> SolverRun | None:
-    """Run the solver on a loaded model, beginning with the best schedule if `start`, and offer the schedules that it finds."""
+    """Run the solver on a loaded model, beginning with the best schedule if `start`, and offer
+    the schedules that it finds.
+    """
     if seconds <= 0.05:
         return None
     known = formulation.start_values(state.schedule) if start and state.schedule is not None else None
@@ -283,8 +297,9 @@ def scaled_progress(state: Climb, formulation: Formulation) -> Progress | None:
 def full_model(state: Climb, total: float) -> None:
     """Bound the full model by its LP, then search it among the columns that the LP does not rule out.
 
-    A column whose reduced cost exceeds the slack is in no schedule that is cheaper than bound plus slack. So the search starts with little
-    slack and few columns, and widens until the best schedule is within the slack, which makes it the optimum.
+    A column whose reduced cost exceeds the slack is in no schedule that is cheaper than bound plus slack. So
+    the search starts with little slack and few columns, and widens until the best schedule is within the slack,
+    which makes it the optimum.
     """
     breadth = Breadth(exact_stages=state.problem.size <= EXACT_STAGES)
     if state.seconds_per_return * _returns(state.problem, breadth) > BUILD_SHARE * state.left:

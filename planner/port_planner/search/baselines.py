@@ -32,7 +32,9 @@ def page_all(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
 
 
 def chen(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
-    """Offer sqrt(n) equal segments of the forward pass: boundaries are kept, and insides are recomputed segment by segment."""
+    """Offer sqrt(n) equal segments of the forward pass: boundaries are kept, and insides are
+    recomputed segment by segment.
+    """
     return _first_valid(problem, time_limit_s, judge, [sqrt_segments(problem)], "chen")
 
 
@@ -47,7 +49,9 @@ def checkmate(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
 
 
 def capuchin(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
-    """Swap tensors whose transfers hide behind compute, then recompute or swap those that cost the least time per byte."""
+    """Swap tensors whose transfers hide behind compute, then recompute or swap those that
+    cost the least time per byte.
+    """
     state = _state(problem, time_limit_s, judge)
     found = by_time(problem)
     state.greedy = found

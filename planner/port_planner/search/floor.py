@@ -1,7 +1,7 @@
 """The floor of a step: the least memory that any plan of its graph needs, and plans that reach it.
 
-While an operator runs, only the storages that it touches must be resident; the fullest of these moments is the floor. A plan that pages
-everything whenever it is idle needs no more.
+While an operator runs, only the storages that it touches must be resident; the fullest of these moments is the floor. A
+plan that pages everything whenever it is idle needs no more.
 """
 
 import enum
@@ -71,7 +71,9 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The least budget of a step, worker base included, the op that determines it, and what is resident there, largest first."""
+    """The least budget of a step, worker base included, the op that determines it, and what is
+    resident there, largest first.
+    """
 
     nbytes: int
     op: int
@@ -176,7 +178,9 @@ def _holder(graph: StepGraph, s: int, nbytes: int, of_updates: Mapping[int, tupl
 
 
 def floor_plans(graph: StepGraph, ram_bytes: int) -> Iterator[Plan]:
-    """Yield plans that need little more than the floor, beginning with the cheapest and ending with the one that needs least."""
+    """Yield plans that need little more than the floor, beginning with the cheapest and ending with
+    the one that needs least.
+    """
     for least in PAGED_FROM_BYTES:
         yield paging_plan(graph, least, ram_bytes)
 

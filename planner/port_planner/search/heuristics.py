@@ -1,4 +1,5 @@
-"""Schedules by fixed heuristics: page everything, pack everything, sqrt(n) segments, a chain cut by dynamic programming, greedy by time.
+"""Schedules by fixed heuristics: page everything, pack everything, sqrt(n) segments, a chain cut by dynamic
+programming, greedy by time.
 
 They are baselines for comparison with the planner, and starting points for its search, which must not be worse.
 """
@@ -50,7 +51,9 @@ def pack_everything(problem: Problem) -> Schedule:
 
 
 def sqrt_segments(problem: Problem) -> Schedule:
-    """Return Chen's schedule, sqrt(n) equal segments of the forward pass: boundaries are kept, and insides are recomputed."""
+    """Return Chen's schedule, sqrt(n) equal segments of the forward pass: boundaries are kept,
+    and insides are recomputed.
+    """
     turn = _turning_stage(problem)
     count = max(round(math.sqrt(turn)), 1)
     bounds = [round(k * turn / count) for k in range(count + 1)]
@@ -90,11 +93,12 @@ def segment_schedule(
     kept: frozenset[int] = frozenset(),
     cheap: frozenset[int] | None = None,
 ) -> Schedule:
-    """Return the schedule in which each segment's inner tensors are restored together, when the first of them is needed.
+    """Return the schedule in which each segment's inner tensors are restored together, when
+    the first of them is needed.
 
-    Tensors that a later segment reads are boundaries: they are kept, or paged if their segment is in `paged`. Segments in `kept` are not
-    recomputed. In the others, only the tensors in `cheap` are recomputed, if it is given. The replay reports a rematerialization without an
-    input.
+    Tensors that a later segment reads are boundaries: they are kept, or paged if their segment is in `paged`. Segments
+    in `kept` are not recomputed. In the others, only the tensors in `cheap` are recomputed, if it is given. The replay
+    reports a rematerialization without an input.
     """
     turn, tensors = segments[-1][1], problem.tensors
     choices: list[Choice] = []
@@ -134,8 +138,8 @@ CHEAP_QUANTILES = (0.2, 0.35, 0.5, 0.65, 0.8)
 def cheap_segments(problem: Problem) -> Iterator[Schedule]:
     """Yield segmentations in which only tensors are dropped that are cheap to restore for their size.
 
-    A residual network keeps its convolutions' outputs, and rematerializes norms, activations and sums from them. Several
-    thresholds of what is cheap, and several numbers of segments, are tried.
+    A residual network keeps its convolutions' outputs, and rematerializes norms, activations and sums from them.
+    Several thresholds of what is cheap, and several numbers of segments, are tried.
     """
     turn = _turning_stage(problem)
     prices = _rematerialization_prices(problem)
@@ -158,7 +162,9 @@ def cheap_segments(problem: Problem) -> Iterator[Schedule]:
 
 
 def _rematerialization_prices(problem: Problem) -> dict[int, float]:
-    """Return joules per byte of each tensor that a rematerialization can restore, including inputs without later use."""
+    """Return joules per byte of each tensor that a rematerialization can restore, including
+    inputs without later use.
+    """
     lasting = {gap.tensor for gap in problem.gaps if not gap.dead and not problem.tensors[gap.tensor].pinned}
     joules: dict[int, float] = {}
     for i in sorted(range(len(problem.tensors)), key=lambda i: problem.tensors[i].birth):
@@ -225,7 +231,9 @@ class _Chain:
         self.unit = sum(self.cost) / (sum(self.inside) or 1.0)
 
     def cut(self, price: float, cap: float) -> tuple[list[tuple[int, int]], frozenset[int], frozenset[int]]:
-        """Return segments of at most `cap` inner bytes, those that are kept whole, and those whose boundary is paged."""
+        """Return segments of at most `cap` inner bytes, those that are kept whole, and
+        those whose boundary is paged.
+        """
         best: list[tuple[float, int, str]] = [(0.0, 0, "")] + [(math.inf, 0, "")] * self.turn
         for stop in range(1, self.turn + 1):
             nbytes = joules = 0.0

@@ -18,16 +18,17 @@ CLOSE_ENOUGH = 1e-3
 BREADTH = Breadth(0, 2, early_pages=False, timeless=True, optimistic=True)
 """Tensors come back at the ends of their gaps, with the intermediates that this takes.
 
-Without intermediates (`anytime.SMALLEST`), recomputing seems so cheap that no tiling pays. What they hold at their stage is
-left out, because in tiles it is little.
+Without intermediates (`anytime.SMALLEST`), recomputing seems so cheap that no tiling pays. What they hold at their
+stage is left out, because in tiles it is little.
 """
 
 
 def solve_tiling(graph: StepGraph, costs: CostTable, ram_bytes: int, cut: Tiling, time_limit_s: float) -> Tiling | None:
-    """Return a tiling of these chains: each kind in the number of tiles that costs least, counting what it allows to keep.
+    """Return a tiling of these chains: each kind in the number of tiles that costs least,
+    counting what it allows to keep.
 
-    Alternatives are whole decisions of the model, all else may be fractional: an estimate, not a bound. None if nothing was
-    found in time.
+    Alternatives are whole decisions of the model, all else may be fractional: an estimate, not a bound. None if
+    nothing was found in time.
     """
     coarse = coarsen(graph, costs, ram_bytes=ram_bytes)
     found = chain_groups(coarse, cut)

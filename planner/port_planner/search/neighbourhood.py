@@ -1,8 +1,10 @@
-"""Neighbourhood search: all decisions except those of a few gaps are fixed to the best schedule, and the rest is solved.
+"""Neighbourhood search: all decisions except those of a few gaps are fixed to the best
+schedule, and the rest is solved.
 
-If the LP is weak (graphs with much recomputation at tight budgets), a solver on the whole model finds almost nothing. On neighbourhoods of fifty
-gaps it finds the optimum in a fraction of a second. Neighbourhoods are ordered by size, because most joules belong to large tensors, and by
-time, the stage at which the gaps end or start. So the search is deterministic.
+If the LP is weak (graphs with much recomputation at tight budgets), a solver on the whole model finds almost
+nothing. On neighbourhoods of fifty gaps it finds the optimum in a fraction of a second. Neighbourhoods are
+ordered by size, because most joules belong to large tensors, and by time, the stage at which the gaps end or
+start. So the search is deterministic.
 """
 
 from collections.abc import Iterator
@@ -23,11 +25,12 @@ WINDOW_GAP = 5e-3
 
 @dataclass(frozen=True, slots=True)
 class NeighbourhoodSize:
-    """How large neighbourhoods are: `first` gaps, later at least `least`; adapted by counts that are equal in every run.
+    """How large neighbourhoods are: `first` gaps, later at least `least`; adapted by counts
+    that are equal in every run.
 
-    The next neighbourhood has more gaps if one took fewer than `few` simplex iterations without gain. It has fewer if one took more
-    than `many`, or was not solved within this many `nodes` of the solver's tree. `seconds`: the processor time that a neighbourhood may
-    take on any machine.
+    The next neighbourhood has more gaps if one took fewer than `few` simplex iterations without gain. It has fewer if
+    one took more than `many`, or was not solved within this many `nodes` of the solver's tree. `seconds`: the processor
+    time that a neighbourhood may take on any machine.
     """
 
     first: int
@@ -39,11 +42,14 @@ class NeighbourhoodSize:
 
 
 NARROW, WIDE = NeighbourhoodSize(12, 6, 150, 600, 10, 1.0), NeighbourhoodSize(24, 10, 400, 4000, 100, 3.0)
-"""Sizes of small neighbourhoods, which gain most in little time, and of larger ones, which then find changes of many decisions at once."""
+"""Sizes of small neighbourhoods, which gain most in little time, and of larger ones, which then find changes
+of many decisions at once.
+"""
 
 
 def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, min_gain: float = 0.0) -> None:
-    """Improve the best schedule neighbourhood by neighbourhood for at most `seconds` of CPU time, in small neighbourhoods and then in larger ones.
+    """Improve the best schedule neighbourhood by neighbourhood for at most `seconds` of CPU time, in small
+    neighbourhoods and then in larger ones.
 
     Each phase ends once a pass over all gaps lowers the step's cost by less than the share `min_gain`.
     """
@@ -81,7 +87,9 @@ class _Search:
         self.integral = formulation.decisions()
         self.owner = self._owners()
         self.hiding = dict.fromkeys(formulation.hiding, 0.0)
-        """Large transfers that are hidden under the best schedule; without them, HiGHS takes long to complete a start."""
+        """Large transfers that are hidden under the best schedule; without them, HiGHS takes
+        long to complete a start.
+        """
         self._allow_present_seconds()
 
     def _allow_present_seconds(self) -> None:
@@ -128,7 +136,9 @@ class _Search:
                     at += self.tile // 2
 
     def improve(self, gaps: list[int], seconds: float, nodes: int) -> tuple[SolverStatus, bool, int]:
-        """Solve for the decisions of `gaps` in at most this many nodes; return status, whether it improved, and iterations."""
+        """Solve for the decisions of `gaps` in at most this many nodes; return status, whether it
+        improved, and iterations.
+        """
         state, formulation = self.state, self.formulation
         schedule = state.schedule
         start = formulation.start_values(schedule) if schedule is not None else None
@@ -151,7 +161,9 @@ class _Search:
         return run.status, state.cost < before * (1 - 1e-9), run.iterations
 
     def _free_columns(self, gaps: set[int], schedule: Schedule) -> set[int]:
-        """Return the columns of `gaps`, and of the intermediates that their decisions may require or make unnecessary."""
+        """Return the columns of `gaps`, and of the intermediates that their decisions may
+        require or make unnecessary.
+        """
         problem, formulation = self.formulation.problem, self.formulation
         tensors = {problem.gaps[g].tensor for g in gaps}
         stages = {s % problem.size for g in gaps for s in formulation.gaps[g].recompute}

@@ -1,4 +1,6 @@
-"""Plans over RAM, time, energy and bytes written to flash, none worse than another in all four, among which an agent switches."""
+"""Plans over RAM, time, energy and bytes written to flash, none worse than another in all four,
+among which an agent switches.
+"""
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,7 +58,9 @@ def min_budget(graph: StepGraph, costs: CostTable) -> int:
 
 
 def budgets(graph: StepGraph, costs: CostTable, ram_bytes: int, count: int = 4) -> list[int]:
-    """Return `count` budgets from `ram_bytes` down to the least, evenly spaced; None: from what keeping everything takes."""
+    """Return `count` budgets from `ram_bytes` down to the least, evenly spaced; None: from what
+    keeping everything takes.
+    """
     most = min(ram_bytes, lower(graph, costs, Plan()).peak_bytes)
     least = min(min_budget(graph, costs), most)
     if count < 2 or least >= most:
@@ -89,8 +93,9 @@ def plans_within(
 ) -> dict[int, Plan]:
     """Return a plan for each of these budgets that has one, the smallest budget first.
 
-    `time_limit_s` is for each. More memory must never cost more. Because the search may miss the plan of the next smaller budget, that plan
-    also competes. It is used unchanged if its transfers, spread over more memory, would cost more.
+    `time_limit_s` is for each. More memory must never cost more. Because the search may miss the plan of
+    the next smaller budget, that plan also competes. It is used unchanged if its transfers, spread over
+    more memory, would cost more.
     """
     plans: dict[int, Plan] = {}
     for limit in sorted(limits):
@@ -145,7 +150,8 @@ def choice_of(
 ) -> PlanChoice:
     """Return the manifest entry of one plan per graph; its figures are averages over batches of full size.
 
-    `ram_bytes`: budget of the memory in which operators compute. If that is a device's own memory, the host's budget is in the costs.
+    `ram_bytes`: budget of the memory in which operators compute. If that is a device's own memory, the
+    host's budget is in the costs.
     """
     counts = full_batches(graphs, accumulate)
     total = accumulate if WHOLE_UPDATE in counts else sum(counts.values())

@@ -1,7 +1,7 @@
 """A planning problem as data for another device to solve, and the check of the answer.
 
-It contains the step's operators, their costs and the limits, but no weights, data, code or names (`anonymous`). A received plan is lowered
-here, for the problem as it is known here, because its author is not trusted.
+It contains the step's operators, their costs and the limits, but no weights, data, code or names (`anonymous`). A
+received plan is lowered here, for the problem as it is known here, because its author is not trusted.
 """
 
 import hashlib
@@ -206,8 +206,9 @@ def plan_in(content: bytes) -> Plan | str:
 def judged(problem: PlanProblem, plan: Plan, *, same_costs: bool) -> Plan:
     """Return a plan from elsewhere with its program's figures here, and without its bound, which cannot be verified.
 
-    `same_costs`: whether it was made for these costs, so that its own figures must match. Raises WrongPlanError for a plan that is invalid
-    for this step or states wrong figures, and UnsuitedPlanError for one that is wrong only under other costs.
+    `same_costs`: whether it was made for these costs, so that its own figures must match. Raises WrongPlanError
+    for a plan that is invalid for this step or states wrong figures, and UnsuitedPlanError for one that is
+    wrong only under other costs.
     """
     claimed, plan = plan, replace(plan, ram_bytes=problem.ram_bytes, strategy=problem.strategy)
     try:

@@ -46,7 +46,9 @@ _ROUNDING = 1e-9
 """Relative rounding error of sums in a different order."""
 
 FINISHING = 0.1
-"""Share of the time limit that the search leaves free, because it finishes the current neighbourhood when its time is up."""
+"""Share of the time limit that the search leaves free, because it finishes the current
+neighbourhood when its time is up.
+"""
 
 RIVAL_SHARES = (0.97, 0.9)
 """Shares of the memory for tensors for which further plans are searched, in the time that the search leaves.
@@ -60,7 +62,10 @@ HURRIED_WATTS = (8.0, 25.0, 100.0)
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """The limits of a step: resident bytes including the worker's own, seconds, bytes written to flash. None: unlimited."""
+    """The limits of a step: resident bytes including the worker's own, seconds, bytes written to flash.
+
+    None: unlimited.
+    """
 
     ram_bytes: int
     deadline_s: float | None = None
@@ -76,10 +81,10 @@ class PlanLimits:
 class PlanResult:
     """The result of planning a captured step.
 
-    `plan` is None unless `outcome` is OPTIMAL or FEASIBLE. `bound_joules`: no plan of this class has less overhead. If infeasible:
-    `needed_bytes` is the smallest sufficient budget, `needed_op` the op that needs it, `holders` the (name, bytes) that are resident there,
-    and `remedy` what else would help. `fastest_seconds`, if only the deadline is too short: the least seconds of any plan found within the
-    budget.
+    `plan` is None unless `outcome` is OPTIMAL or FEASIBLE. `bound_joules`: no plan of this class has less overhead. If
+    infeasible: `needed_bytes` is the smallest sufficient budget, `needed_op` the op that needs it, `holders` the (name,
+    bytes) that are resident there, and `remedy` what else would help. `fastest_seconds`, if only the deadline is too
+    short: the least seconds of any plan found within the budget.
     """
 
     outcome: Outcome
@@ -129,8 +134,8 @@ def plan_within(
 ) -> PlanResult:
     """Return a plan for one captured step within limits; resident memory includes the worker's own base.
 
-    `rivals`: plans of the same step, for example from other strategies. If one of them is valid and costs less energy and
-    wear, it is returned.
+    `rivals`: plans of the same step, for example from other strategies. If one of them is valid and costs less energy
+    and wear, it is returned.
     """
     request = _PlanRequest(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
     return _packing(request) if costs.packings and strategy in LADDER else _within(request)
@@ -161,10 +166,11 @@ class _PlanRequest:
 
 
 def _packing(request: _PlanRequest) -> PlanResult:
-    """Return a plan that takes no more joules, seconds or written bytes than the greedy search's result without packing.
+    """Return a plan that takes no more joules, seconds or written bytes than the greedy
+    search's result without packing.
 
-    One more kind of decision must not raise the cost, but the search then meets other plans first, and these are not always better. On
-    flash that wears out, a plan that writes less may take a little longer.
+    One more kind of decision must not raise the cost, but the search then meets other plans first, and these are not
+    always better. On flash that wears out, a plan that writes less may take a little longer.
     """
     begin = clock.now()
     graph, costs = request.graph, request.costs
@@ -239,7 +245,9 @@ def _within(request: _PlanRequest) -> PlanResult:
 
 
 def _sparing(request: _PlanRequest) -> PlanResult:
-    """Return a plan that writes little to flash that wears out, and is not much slower than one planned without wear."""
+    """Return a plan that writes little to flash that wears out, and is not much slower than
+    one planned without wear.
+    """
     begin = clock.now()
     graph, costs, limits = request.graph, request.costs, request.limits
     share = visible_share(costs.device, base_joules(costs), sum(s.nbytes for s in graph.storages))
@@ -455,8 +463,8 @@ def _least(coarse: Coarse, solution: Solution) -> int:
 def fine_bound(graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit_s: float = 10.0) -> float | None:
     """Return a bound in joules on the overhead of every plan, coarsened or not; None if time was too short.
 
-    It is the smallest relaxation, with a stage for each operator and a decision about every storage. Coarsening a step for
-    this budget costs at most a plan's overhead minus this bound.
+    It is the smallest relaxation, with a stage for each operator and a decision about every storage. Coarsening a step
+    for this budget costs at most a plan's overhead minus this bound.
     """
     return relaxation_bound(coarsen(graph, costs, ram_bytes=ram_bytes, min_bytes=0).problem, time_limit_s)
 
@@ -514,7 +522,9 @@ class ProgramJudge:
 
 
 def best_order(graph: StepGraph, costs: CostTable, ram_bytes: int) -> tuple[int, ...]:
-    """Return an order of the ops with a lower peak, if a quick plan in it also needs less energy; empty: the recorded order."""
+    """Return an order of the ops with a lower peak, if a quick plan in it also needs less energy;
+    empty: the recorded order.
+    """
     start = _best_start(graph, costs, ram_bytes)
     return () if start is None else start.coarse.order
 
@@ -531,7 +541,9 @@ class _Start:
 
 
 def _best_start(graph: StepGraph, costs: CostTable, ram_bytes: int) -> _Start | None:
-    """Return the cheaper of two quick plans, as recorded and in an order with a lower peak; None without such an order."""
+    """Return the cheaper of two quick plans, as recorded and in an order with a lower peak;
+    None without such an order.
+    """
     order = reorder(graph)
     if not order or peak_bytes(graph.reordered(order)) > (1 - WORTH_REORDERING) * peak_bytes(graph):
         return None

@@ -1,8 +1,8 @@
 """Plan the steps of a bundle again for the speeds that were measured.
 
 If compute, reads and writes are all slower by one factor, the plans remain the best; if their proportions change, other
-tensors are worth paging. The budgets stay. So no new plan needs more memory than the dry run of the old one measured, and
-nothing is written more often than the limits or the old plan allow.
+tensors are worth paging. The budgets stay. So no new plan needs more memory than the dry run of the old one measured,
+and nothing is written more often than the limits or the old plan allow.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,9 @@ HEADROOM_SHARE = 0.01
 """Share of a plan's budget that stays free, as when the bundle was created."""
 SEARCH_S = 20.0
 OUT_OF_PROPORTION = 1.25
-"""Change of the proportions of compute, reads and writes below which the search finds the same plans, or hardly better ones."""
+"""Change of the proportions of compute, reads and writes below which the search finds the same
+plans, or hardly better ones.
+"""
 Solver = Callable[[PlanProblem, Plan], PlanResult]
 """Returns the best plan for a problem, no worse than the known one."""
 
@@ -33,8 +35,8 @@ def solved_here(problem: PlanProblem, known: Plan) -> PlanResult:
 def at_speeds(costs: CostTable, speeds: Speeds) -> CostTable:
     """Return the costs of a step at these speeds, with unchanged watts.
 
-    The figures stay for several media, or for one with packed pages: the observed seconds are those of all media together, or
-    of other bytes.
+    The figures stay for several media, or for one with packed pages: the observed seconds are those of all media
+    together, or of other bytes.
     """
     flash, pace = costs.device.flash, speeds.compute
     if not costs.device.scratch_targets and not flash.packs_pages:
@@ -52,7 +54,9 @@ def at_speeds(costs: CostTable, speeds: Speeds) -> CostTable:
 
 
 def in_proportion(before: CostTable, after: CostTable) -> bool:
-    """Return whether compute, reads and writes slowed down by about the same factor, so that the best plan stays the best."""
+    """Return whether compute, reads and writes slowed down by about the same factor, so that the
+    best plan stays the best.
+    """
     old, new = before.device.flash, after.device.flash
     pace = sum(c.seconds for c in after.ops) / sum(c.seconds for c in before.ops)
     factors = (pace, old.read_bytes_per_s / new.read_bytes_per_s, old.write_bytes_per_s / new.write_bytes_per_s)

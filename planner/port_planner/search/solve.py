@@ -39,8 +39,9 @@ class StrategyError(PortError):
 class Solution:
     """The result of solving an abstract problem.
 
-    `overhead_joules`: energy beyond running every stage once, static power while waiting for transfers included.
-    `bound_joules`: a proven lower bound on the overhead of every schedule of this class. `log`: the result of each rung.
+    `overhead_joules`: energy beyond running every stage once, static power while waiting for transfers
+    included. `bound_joules`: a proven lower bound on the overhead of every schedule of this class.
+    `log`: the result of each rung.
     """
 
     outcome: Outcome
@@ -100,9 +101,9 @@ def solve(
 ) -> Solution:
     """Return the best schedule that `strategy` finds for `problem` within `time_limit_s` of CPU time.
 
-    `first`: the greedy search's result, if known. `unpacked_known`: the caller has the greedy search's result without
-    packing. `bounded`: the problem that the bound must hold for, if it has wider limits. Raises StrategyError for an unknown
-    strategy.
+    `first`: the greedy search's result, if known. `unpacked_known`: the caller has the greedy search's result
+    without packing. `bounded`: the problem that the bound must hold for, if it has wider limits. Raises
+    StrategyError for an unknown strategy.
     """
     begin = clock.now()
     if strategy == "milp":

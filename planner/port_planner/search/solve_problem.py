@@ -1,7 +1,7 @@
 """Solve a planning problem of another device, in a separate process: `python -m port_planner.search.solve_problem`.
 
-Reads the problem from standard input and writes the answer to standard output. For invalid input, it exits with a line on standard error.
-The parent process sets its limits.
+Reads the problem from standard input and writes the answer to standard output. For invalid input, it exits with a line
+on standard error. The parent process sets its limits.
 """
 
 import sys

@@ -1,9 +1,9 @@
 """Plans of a step for batches of another shape, transferred from a planned step of the same program.
 
-The same operators have the same places in both (`port_planner.ir.graph.structure`), so every decision applies to the other
-step. Decisions that a smaller step does not need are left out, the costliest first. A transferred plan is lowered like any
-other. It is used only if its program costs almost nothing beyond the step itself, so that no search would find a noticeably
-cheaper one.
+The same operators have the same places in both (`port_planner.ir.graph.structure`), so every decision applies to the
+other step. Decisions that a smaller step does not need are left out, the costliest first. A transferred plan is lowered
+like any other. It is used only if its program costs almost nothing beyond the step itself, so that no search would find
+a noticeably cheaper one.
 """
 
 from collections import defaultdict
@@ -27,8 +27,8 @@ LEFT_OUT = (1.0, 3 / 4, 1 / 2, 1 / 4, 1 / 8, 0.0)
 def transferred(graph: StepGraph, costs: CostTable, limits: PlanLimits, plan: Plan) -> Plan | None:
     """Return a plan for a step that keeps everything if that fits; otherwise one that applies `plan`, or a part of it.
 
-    `plan`: a plan of a step with the same structure. None if it exceeds the limits here, or costs more than `WORTH_SEARCHING` of the step's
-    joules: then a search is worth its time.
+    `plan`: a plan of a step with the same structure. None if it exceeds the limits here, or costs more than
+    `WORTH_SEARCHING` of the step's joules: then a search is worth its time.
     """
     kept = _program(graph, costs, limits, Plan())
     if kept is not None:

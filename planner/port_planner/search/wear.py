@@ -7,8 +7,8 @@ from port_planner.ir.costs import DeviceCosts
 WEAR_WEIGHT = 10.0
 """Energy of writing out all storages in the search, as a multiple of a step's energy.
 
-At the full price of wear, all other differences between plans vanish in the solver's tolerances. Of 1, 3, 10, 30 and 100,
-the writes of the demo and of ResNet-18 were least at 10 to 30.
+At the full price of wear, all other differences between plans vanish in the solver's tolerances. Of 1, 3, 10, 30 and
+100, the writes of the demo and of ResNet-18 were least at 10 to 30.
 """
 
 SPARING_TIME = 1.25
@@ -35,6 +35,7 @@ def with_wear(device: DeviceCosts, share: float) -> DeviceCosts:
 def visible_share(device: DeviceCosts, step_joules: float, storage_bytes: int) -> float:
     """Return the share of the wear price at which a search can still see differences in time and energy.
 
-    The step takes `step_joules` without transfers, its storages have `storage_bytes`, and the device has flash that wears out.
+    The step takes `step_joules` without transfers, its storages have `storage_bytes`, and the device
+    has flash that wears out.
     """
     return min(1.0, WEAR_WEIGHT * step_joules / (costliest_wear(device) * storage_bytes))

@@ -16,7 +16,8 @@ from port_planner.search.anytime import captured_breadth
 def write_model(path: Path, graph: StepGraph, costs: CostTable, plan: Plan, *, deadline_s: float | None = None) -> None:
     """Write the model that is searched for a plan such as `plan`, with its budget and order of operators.
 
-    It is in the LP format, at the breadth of the search of neighbourhoods, before anything is fixed. Raises ModelFileError.
+    It is in the LP format, at the breadth of the search of neighbourhoods, before anything is
+    fixed. Raises ModelFileError.
     """
     coarse = coarsen(graph, costs, ram_bytes=plan.ram_bytes, deadline_s=deadline_s, order=plan.order)
     formulation = Formulation(coarse.problem, captured_breadth(coarse.problem))

@@ -2,10 +2,10 @@
 
 It is computed from one capture that trains them all.
 
-For a parameter that is not trained, its optimizer's ops, the ops that only its gradient needs, their results and its optimizer state are
-removed. The resident bytes of the remaining graph are counted op by op, as `port_planner.ir.lowering.lower` counts a plan that keeps
-everything. A set that fits by this count fits. A capture of the smaller set may save slightly more, because an operator of several
-gradients then computes fewer, but never less.
+For a parameter that is not trained, its optimizer's ops, the ops that only its gradient needs, their results and its
+optimizer state are removed. The resident bytes of the remaining graph are counted op by op, as
+`port_planner.ir.lowering.lower` counts a plan that keeps everything. A set that fits by this count fits. A capture of
+the smaller set may save slightly more, because an operator of several gradients then computes fewer, but never less.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class GraphBytes:
 
 
 class TrainedBytes:
-    """Measures the largest of all graphs that a job runs: `bytes_of` of `port_planner.sparse.choose.choose_trainable`."""
+    """Measures the largest of all graphs that a job runs: `bytes_of` of
+    `port_planner.sparse.choose.choose_trainable`.
+    """
 
     def __init__(self, graphs: Mapping[str, StepGraph], costs: Mapping[str, CostTable]) -> None:
         self._graphs = [GraphBytes(graph, costs[name]) for name, graph in graphs.items()]
@@ -151,7 +153,9 @@ def _sources(graph: StepGraph, index: int) -> tuple[int, ...]:
 
 
 def _foreign(graph: StepGraph, storage: int, writer: int) -> bool:
-    """Return whether the writer belongs to the previous step, because it updates a persistent tensor that is read before."""
+    """Return whether the writer belongs to the previous step, because it updates a persistent
+    tensor that is read before.
+    """
     return graph.storages[storage].role in _UPDATED and graph.ops[writer].phase is Phase.UPDATE
 
 

@@ -2,12 +2,12 @@
 
 This combines contribution analysis with an exact choice under a budget.
 
-The analysis is that of arXiv 2206.15472 section 2.3: measure what training the biases of the last k layers gains, and what
-each layer's weights gain on top, and add the gains up. The choice is ours: the paper searches by evolution over an
+The analysis is that of arXiv 2206.15472 section 2.3: measure what training the biases of the last k layers gains, and
+what each layer's weights gain on top, and add the gains up. The choice is ours: the paper searches by evolution over an
 assumed memory model, `choose` solves the multiple-choice knapsack exactly over whatever the real planner says.
 
-Works for any torch module through names and callbacks; planner/port_planner/mcu/schemes/contributions.py uses the same search for microcontrollers.
-Imports no torch.
+Works for any torch module through names and callbacks; planner/port_planner/mcu/schemes/contributions.py uses the same
+search for microcontrollers. Imports no torch.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ def layers_of(parameter_names: Sequence[str]) -> tuple[Layer, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """Measured scores: of the untrained model, with the biases of the last k layers, and with each layer's weights in addition.
+    """Measured scores: of the untrained model, with the biases of the last k layers, and with each
+    layer's weights in addition.
 
     `weight_score[i]` was measured with the biases of the last `reference_depth` layers and the weights of layer i.
     """
@@ -252,8 +253,9 @@ def choose_trainable(
 ) -> TrainableChoice | None:
     """Return the parameters to train within `budget_bytes`, or None when not even inference fits.
 
-    `bytes_of(names)` returns the planner's figure for a set of trained parameters; training more must never need less. It is called once
-    per set. `allowed(names)` checks other conditions, such as the time of a step; if a set is not allowed, no superset of it may be.
+    `bytes_of(names)` returns the planner's figure for a set of trained parameters; training more must never need less.
+    It is called once per set. `allowed(names)` checks other conditions, such as the time of a step; if a set is not
+    allowed, no superset of it may be.
     """
     layers = contributions.layers
     depths = sorted(contributions.bias_score)

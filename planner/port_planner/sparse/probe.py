@@ -26,7 +26,9 @@ OptimizerMaker = Callable[[frozenset[str]], torch.optim.Optimizer]
 
 EVAL_BATCHES = 16
 HELD_OUT = 5
-"""Divisor of the number of samples: without evaluation data, one in this many is held out from the probes' training for evaluation."""
+"""Divisor of the number of samples: without evaluation data, one in this many is held out from the
+probes' training for evaluation.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,8 @@ class TrainingProbe:
 
     Module and generator are restored afterwards.
 
-    The score is the negative mean loss over `eval_batches`: higher is better. Call it with the names to train, as `named_parameters` gives
-    them. `results` contains the result of every set.
+    The score is the negative mean loss over `eval_batches`: higher is better. Call it with the names to train, as
+    `named_parameters` gives them. `results` contains the result of every set.
     """
 
     module: nn.Module
@@ -113,8 +115,8 @@ def _loss_and_metric(result: Any) -> tuple[torch.Tensor, float | None]:
 def job_probe(job: TrainingJob, steps: int) -> TrainingProbe:
     """Return a probe that trains the job's model with the job's own optimizer for `steps` batches.
 
-    It judges by the job's evaluation data, or else by a fifth of the training data, which is then not used for training. Batches are moved
-    to the model's device.
+    It judges by the job's evaluation data, or else by a fifth of the training data, which is then not used for
+    training. Batches are moved to the model's device.
     """
     where = next(job.model.parameters()).device
     data = [as_column(column) for column in job.data]

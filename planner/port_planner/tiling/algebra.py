@@ -84,7 +84,9 @@ def _carried(graph: StepGraph, op: Op, rule: TileRule, outputs: list[int]) -> di
 
 
 def _axes(op: Op, rule: TileRule, rank: int) -> set[int]:
-    """Return the dimensions along which an op on rows works, which its results must keep; empty if the rule names none."""
+    """Return the dimensions along which an op on rows works, which its results must keep;
+    empty if the rule names none.
+    """
     axis = op.args[rule.axis] if rule.axis is not None and rule.axis < len(op.args) else None
     if isinstance(axis, tuple):
         kept = len(op.args) > len(("self", "dim")) and op.args[-1] is True

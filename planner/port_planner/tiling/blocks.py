@@ -1,10 +1,12 @@
-"""Weights that are too large to be resident whole, read in blocks: each block is a separate storage, which a plan pages.
+"""Weights that are too large to be resident whole, read in blocks: each block is a separate
+storage, which a plan pages.
 
-An embedding, and a product with the transposed weight, use blocks of rows; a product with the weight itself uses blocks of columns. So
-every number of a result is still computed by one operator, and nothing is summed in another order. A frozen weight that is read both ways
-is on flash twice. For a trained weight, gradient and optimizer state exist in the same blocks of rows. The gradient of each block, from an
-embedding, a product or the sum of both, is computed for its update, so the whole never exists. If such a weight is also read by columns,
-each block of columns is assembled from the blocks of rows. Embeddings and heads of language models, tied or not, are such weights.
+An embedding, and a product with the transposed weight, use blocks of rows; a product with the weight itself uses blocks
+of columns. So every number of a result is still computed by one operator, and nothing is summed in another order. A
+frozen weight that is read both ways is on flash twice. For a trained weight, gradient and optimizer state exist in the
+same blocks of rows. The gradient of each block, from an embedding, a product or the sum of both, is computed for its
+update, so the whole never exists. If such a weight is also read by columns, each block of columns is assembled from the
+blocks of rows. Embeddings and heads of language models, tied or not, are such weights.
 """
 
 import math
@@ -104,7 +106,9 @@ def large_weights(graphs: Iterable[StepGraph], least_bytes: int) -> tuple[LargeW
 
 
 def blocks_of(weight: LargeWeight, count: int, columns: int | None = None) -> dict[int, tuple[Block, ...]]:
-    """Return at most `count` blocks for each way in which a weight is read; for a trained one, at most `columns` blocks of columns."""
+    """Return at most `count` blocks for each way in which a weight is read; for a trained one, at most
+    `columns` blocks of columns.
+    """
     row_multiple = math.lcm(PRODUCT_ROWS, VECTOR // math.gcd(VECTOR, weight.shape[1]))
     multiples = {ROWS: row_multiple, COLUMNS: PRODUCT_ROWS}
     counts = {ROWS: count, COLUMNS: columns if weight.trained and columns is not None else count}
@@ -332,7 +336,9 @@ class _BlockRewriter:
         return Value(self.storages[known], value.dtype, shape, row_major(shape), 0)
 
     def _product(self, op: Op, value: Value, blocks: tuple[Block, ...], what: str) -> None:
-        """Add the products of all blocks, each of which creates columns of the product that are copied to their place."""
+        """Add the products of all blocks, each of which creates columns of the product that
+        are copied to their place.
+        """
         (out,) = (self.graph.values[v] for v in op.outputs if v is not None)
         place = operator_of(op.name).weight
         if place is None:
@@ -370,8 +376,8 @@ class _BlockRewriter:
         return made
 
     def _embedding(self, op: Op, value: Value, blocks: tuple[Block, ...], what: str) -> None:
-        """Add the embeddings of all blocks. Each gives a row for each index, a wrong one if the index is elsewhere; the last matching block
-        wins.
+        """Add the embeddings of all blocks. Each gives a row for each index, a wrong one if the index is elsewhere; the
+        last matching block wins.
 
         Indices below the first row and beyond the last are not hidden: those blocks reject them.
         """
@@ -436,7 +442,10 @@ class _BlockRewriter:
         return made
 
     def _rows_of_embedded(self, op: Op, block: Block) -> int:
-        """Add the gradient of embedded rows. Rows before and after the block are summed in one extra row at each end, and dropped."""
+        """Add the gradient of embedded rows.
+
+        Rows before and after the block are summed in one extra row at each end, and dropped.
+        """
         gradient, indices, _, padding, *rest = op.args
         if not isinstance(indices, Ref) or not isinstance(padding, int) or op.outputs[0] is None:
             raise GraphError(f"{op.name} is called without indices; plan the job again")

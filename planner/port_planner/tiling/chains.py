@@ -70,7 +70,8 @@ def split_chains(graph: StepGraph, chains: Iterable[Chain], fat_bytes: int) -> l
 
 
 def split_at(graph: StepGraph, chain: Chain, op: int) -> list[Chain]:
-    """Return the parts of a chain before and after `op` that are chains; the chain itself if it does not contain the op.
+    """Return the parts of a chain before and after `op` that are chains; the chain itself if
+    it does not contain the op.
 
     Empty if the op lies between a mask and its random draw, which belong together.
     """
@@ -218,7 +219,9 @@ class _Walk:
         self.whole |= {values[v].storage for v in operands(op) if v not in dims}
 
     def _joins(self, i: int, op: Op, dims: dict[int, int]) -> bool:
-        """Return whether the op's cut matches the chain's: tiled storages are cut, and nothing read whole is changed."""
+        """Return whether the op's cut matches the chain's: tiled storages are cut, and
+        nothing read whole is changed.
+        """
         values = self.graph.values
         touched = {*operands(op), *(v for v in op.outputs if v is not None)}
         changed = {*self.graph.creates[i], *op.writes}

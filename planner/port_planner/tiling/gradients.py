@@ -1,12 +1,13 @@
 """Split the backward pass of a convolution into halves: the weight's gradient, then the input's.
 
-As one operator it holds output gradient, input, both results and the workspace of both at once. The weight's half needs no memory for the
-input's gradient, and the input's half does not read the input. The latter is a convolution of the output's gradient with the weight
-(transposed if the original was not), by the kernel that the backward pass runs. The halves may run at different times, and between them the
-input may be evicted, recomputed or stay evicted.
+As one operator it holds output gradient, input, both results and the workspace of both at once. The weight's half needs
+no memory for the input's gradient, and the input's half does not read the input. The latter is a convolution of the
+output's gradient with the weight (transposed if the original was not), by the kernel that the backward pass runs. The
+halves may run at different times, and between them the input may be evicted, recomputed or stay evicted.
 
-Kernels of some processors (Arm's) compute the backward pass in a different order than such a convolution. There the input's half is the
-backward operator itself, called for that gradient alone. It uses only the shape of the input, so a stand-in suffices.
+Kernels of some processors (Arm's) compute the backward pass in a different order than such a convolution. There
+the input's half is the backward operator itself, called for that gradient alone. It uses only the shape of the
+input, so a stand-in suffices.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +49,9 @@ def split_gradients(graph: StepGraph, without: frozenset[int] = frozenset()) -> 
 
 
 def split_gradients_by_mask(graph: StepGraph, without: frozenset[int] = frozenset()) -> RewrittenGraph:
-    """Return the graph with the remaining whole backward passes in halves that both use that operator, except the ops in `without`."""
+    """Return the graph with the remaining whole backward passes in halves that both use that operator,
+    except the ops in `without`.
+    """
     return _split(graph, without, _as_backward)
 
 

@@ -1,8 +1,9 @@
 """1x1 convolution as a matrix product for each sample: im2col, with the image itself as columns.
 
-The convolution kernel copies image and result to a new layout, in workspace of their size; a product uses them
-directly, with the same bits and usually in less time (torch 2.13 on AVX-512: forward 0.5 to 1.05, the input's gradient
-0.3 to 0.97 of it). For larger windows, neither columns nor channels-last images gave the same bits, and both took longer.
+The convolution kernel copies image and result to a new layout, in workspace of their size; a product uses
+them directly, with the same bits and usually in less time (torch 2.13 on AVX-512: forward 0.5 to 1.05, the
+input's gradient 0.3 to 0.97 of it). For larger windows, neither columns nor channels-last images gave the
+same bits, and both took longer.
 """
 
 import math
@@ -31,7 +32,9 @@ def as_products(graph: StepGraph, without: frozenset[int] = frozenset()) -> Rewr
 
 
 def _products(graph: StepGraph, builder: GraphBuilder, op: Op) -> Op | None:
-    """Return the op that computes a convolution as products, or None if it is not a 1x1 convolution over all channels."""
+    """Return the op that computes a convolution as products, or None if it is not a 1x1
+    convolution over all channels.
+    """
     if op.name != CONVOLUTION or op.kwargs or op.args[_BIAS] is not None or not _is_per_pixel(op):
         return None
     image, weight = (graph.values[a.value] for a in op.args[: _WEIGHT + 1] if isinstance(a, Ref))

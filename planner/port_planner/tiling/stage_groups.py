@@ -38,7 +38,9 @@ class ChainGroups:
 
 
 def chain_groups(coarse: Coarse, cut: Tiling) -> ChainGroups:
-    """Return a group for each kind of chain of a cut; `coarse` is the graph's with every chain whole, in the recorded order."""
+    """Return a group for each kind of chain of a cut; `coarse` is the graph's with every chain
+    whole, in the recorded order.
+    """
     graph = coarse.graph
     tiled = {count: cut.changed_all(count).applied(graph) for count in COUNTS}
     found = list[tuple[StageGroup, frozenset[int], tuple[int, ...]]]()

@@ -17,7 +17,9 @@ ADDED = ("float32", "float64")
 """Types in which partial sums are added: narrower ones would lose the precision of the whole's kernel."""
 
 CLOSE = 1e-4
-"""Largest difference of sums in different orders, as a share of the largest number: far more than rounding, far less than a missing row."""
+"""Largest difference of sums in different orders, as a share of the largest number: far more than rounding,
+far less than a missing row.
+"""
 
 
 def dimensions(graph: StepGraph, op: Op, *, sums: bool) -> dict[int, int] | None:

@@ -32,12 +32,16 @@ def even_bounds(units: int, count: int, multiple: int) -> Bounds:
 
 
 def tile_chains(graph: StepGraph, chains: Sequence[Chain], count: int) -> RewrittenGraph:
-    """Return the graph with these chains in at most `count` tiles each; chains that share tiles have the same number."""
+    """Return the graph with these chains in at most `count` tiles each; chains that share
+    tiles have the same number.
+    """
     return tile_each(graph, [(chain, count) for chain in chains])
 
 
 def tile_each(graph: StepGraph, counted: Sequence[tuple[Chain, int]]) -> RewrittenGraph:
-    """Return the graph with each chain in at most that many tiles; for chains that share tiles the lowest number counts."""
+    """Return the graph with each chain in at most that many tiles; for chains that share tiles
+    the lowest number counts.
+    """
     chains = [chain for chain, _ in counted]
     tile_bounds: dict[int, TileBounds] = {}
     for group in linked_chains(graph, chains):
@@ -287,7 +291,8 @@ class _TileRewriter:
     def _cut(self, value: Value, d: int, tile: int, s: int | None = None) -> Value:
         """Return the tile of a value along dimension `d`: a view of the whole, or all of its own storage.
 
-        Results inherit the operands' strides, even for dimensions of one element, so these strides are those of the tile.
+        Results inherit the operands' strides, even for dimensions of one element, so these
+        strides are those of the tile.
         """
         begin, end = self.bounds[tile]
         per_unit = value.shape[d] // self.units

@@ -14,7 +14,9 @@ from port_planner.tiling.rewriting import RewrittenGraph, form_of
 from port_planner.tiling.tiles import tile_each
 
 OF_THE_BUDGET = ((1 / 3, 4), (1 / 6, 8), (1 / 12, 16))
-"""Shares of a step's budget: operators that touch more are cut into that many tiles, because little else fits beside them."""
+"""Shares of a step's budget: operators that touch more are cut into that many tiles, because
+little else fits beside them.
+"""
 
 OF_THE_FATTEST = ((1 / 6, 2), (1 / 6, 4))
 """The same shares relative to the largest operator, for budgets above the least memory, where tiles save paging."""
@@ -41,7 +43,9 @@ class Tiling:
         return Tiling(tuple((c, n if those.isdisjoint(c.ops) else count) for c, n in self.counted))
 
     def split(self, graph: StepGraph, op: int) -> "Tiling":
-        """Return a tiling with `op` whole, and the parts of its chain before and after it in as many tiles as before."""
+        """Return a tiling with `op` whole, and the parts of its chain before and after it
+        in as many tiles as before.
+        """
         parts = [(part, n) for chain, n in self.counted for part in split_at(graph, chain, op)]
         return Tiling(tuple(parts))
 
@@ -56,7 +60,9 @@ def other_counts(count: int) -> tuple[int, ...]:
 
 
 def first_tilings(graph: StepGraph, free_bytes: int) -> list[tuple[int, int]]:
-    """Return the initial tilings for a step with `free_bytes`: the size from which an op is cut, and the number of tiles."""
+    """Return the initial tilings for a step with `free_bytes`: the size from which an op is
+    cut, and the number of tiles.
+    """
     fattest = max((touched_bytes(graph, i) for i in range(len(graph.ops))), default=0)
     found = [(int(share * free_bytes), n) for share, n in OF_THE_BUDGET]
     found += [(int(share * fattest), n) for share, n in OF_THE_FATTEST]

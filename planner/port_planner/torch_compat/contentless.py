@@ -14,7 +14,9 @@ def without_contents() -> AbstractContextManager[Any]:
 
 
 def emptied(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
-    """Return the tensor that replaces one with contents under such a `mode`, or the tensor itself if it has no contents."""
+    """Return the tensor that replaces one with contents under such a `mode`, or the tensor
+    itself if it has no contents.
+    """
     found: torch.Tensor = mode.from_tensor(tensor) if has_contents(tensor) else tensor
     return found
 

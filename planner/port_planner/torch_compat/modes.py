@@ -29,7 +29,9 @@ push_mode: Callable[[Any], None] = _push_mode
 
 
 class OperatorMode(TorchDispatchMode):
-    """A dispatch mode that torch does not wrap in torch._dynamo, which would take 70 MiB; uses `loading.never_compile`."""
+    """A dispatch mode that torch does not wrap in torch._dynamo, which would take 70 MiB;
+    uses `loading.never_compile`.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -46,7 +48,9 @@ def _composites_are_known() -> None:
     "torch._C._dispatch_has_kernel_for_dispatch_key", "composite operators are not known as such", _composites_are_known
 )
 def has_kernel(func: Any, key: DispatchKey) -> bool:
-    """Return whether an operator has a kernel of C++ for a key; OpOverload.has_kernel_for_dispatch_key counts Python's, too."""
+    """Return whether an operator has a kernel of C++ for a key;
+    OpOverload.has_kernel_for_dispatch_key counts Python's, too.
+    """
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key.name))
 
 

@@ -43,10 +43,11 @@ def use_part(name: str, reason: str, breaks: str, probe: Callable[[], object] | 
 
 
 def uses(name: str, breaks: str, probe: Callable[[], object] | None = None) -> Callable[[_Used], _Used]:
-    """Register the private part that the decorated function uses; the reason is the function's docstring."""
+    """Register the private part that the decorated function uses; the reason is the first paragraph of the function's docstring."""
 
     def register(function: _Used) -> _Used:
-        use_part(name, (function.__doc__ or "").partition("\n")[0], breaks, probe)
+        reason = " ".join((function.__doc__ or "").partition("\n\n")[0].split())
+        use_part(name, reason, breaks, probe)
         return function
 
     return register

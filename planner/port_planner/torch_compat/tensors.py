@@ -59,7 +59,9 @@ SCRIPT_SAVES: tuple[tuple[Any, str], ...] = tuple(
     for name in ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
     if hasattr(owner, name)
 )
-"""Owner and name of the functions that write scripted and traced modules and functions, constants included, as long as torch has them."""
+"""Owner and name of the functions that write scripted and traced modules and functions, constants included,
+as long as torch has them.
+"""
 
 PASSES_ADDRESS_ON: CodeType = torch.TypedStorage._data_ptr.__code__
 """The function that asks a storage for its address on behalf of its caller."""

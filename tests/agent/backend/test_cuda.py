@@ -1,4 +1,7 @@
-"""CUDA: refused with the remedy where there is none; where there is, copies follow events. What it asks of torch and of the driver."""
+"""CUDA: refused with the remedy where there is none; where there is, copies follow events.
+
+What it asks of torch and of the driver.
+"""
 
 from pathlib import Path
 

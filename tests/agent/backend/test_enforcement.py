@@ -1,4 +1,6 @@
-"""Who stops a process that takes more of a device's memory is tried in a process of its own, and its end is an answer, too."""
+"""Who stops a process that takes more of a device's memory is tried in a process of its own, and
+its end is an answer, too.
+"""
 
 import signal
 from pathlib import Path

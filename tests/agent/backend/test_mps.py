@@ -1,4 +1,7 @@
-"""Apple's GPU: refused with the remedy where there is none; where there is, copies arrive. Its peak is what its allocator kept."""
+"""Apple's GPU: refused with the remedy where there is none; where there is, copies arrive.
+
+Its peak is what its allocator kept.
+"""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""Memory that a device and the host both reach is the same bytes, counted, and held until the device is done with it."""
+"""Memory that a device and the host both reach is the same bytes, counted, and held until
+the device is done with it.
+"""
 
 import gc
 

@@ -13,7 +13,9 @@ __all__ = ["main_with_device"]
 
 
 def main_with_device(words: list[str]) -> int:
-    """Run a command that knows the simulated device, as do its workers; the environment says where the package of that is."""
+    """Run a command that knows the simulated device, as do its workers; the environment says
+    where the package of that is.
+    """
     sys.path[:0] = os.environ["PYTHONPATH"].split(os.pathsep)
     register()
     fork_from_here()

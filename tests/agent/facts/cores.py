@@ -1,6 +1,7 @@
 """Trees of boards with several kinds of cores.
 
-Speeds and `capacity-dmips-mhz` as they were quoted from those boards; capacities as the kernel computes them from the two.
+Speeds and `capacity-dmips-mhz` as they were quoted from those boards; capacities as the kernel
+computes them from the two.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ RK3588 = [
     (2, "0x00000000414fd0b0", 2400000, 1024),
     (2, "0x00000000414fd0b0", 2256000, 962),
 ]
-"""Orange Pi 5 Max, Rock 5B: A55 and two policies of A76, of which some reach 2.256 GHz only (capacity-dmips-mhz 530 and 1024)."""
+"""Orange Pi 5 Max, Rock 5B: A55 and two policies of A76, of which some reach 2.256 GHz only
+(capacity-dmips-mhz 530 and 1024).
+"""
 RK3399 = [(4, "0x00000000410fd034", 1512000, None), (2, "0x00000000410fd082", 2016000, None)]
 """google/benchmark issue 1385: before kernels had `cpu_capacity`."""
 S922X = [(2, "0x00000000410fd034", 2016000, 469), (4, "0x00000000410fd092", 2400000, 1024)]

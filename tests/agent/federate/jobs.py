@@ -49,7 +49,10 @@ def gestures_job(part: int, parts: int, below: float = 0.0) -> TrainingJob:
 
 
 def alike_job(part: int, mu: float | None = None) -> TrainingJob:
-    """Return the job of one device whose samples are all the same: whatever their order, the bits are. `mu`: of a proximal term."""
+    """Return the job of one device whose samples are all the same: whatever their order, the bits are.
+
+    `mu`: of a proximal term.
+    """
     torch.manual_seed(3)
     model, count = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)), 3 + 2 * part
     row = torch.randn(1, 12, generator=torch.Generator().manual_seed(part))
@@ -89,7 +92,9 @@ def _trained_by_hand(
 
 
 def adapter_file(path: Path, tensors: Mapping[str, Chunks] | None = None) -> Path:
-    """Write the file of a fine-tuning that federates a small adapter, or these tensors; its model and data are nowhere."""
+    """Write the file of a fine-tuning that federates a small adapter, or these tensors; its
+    model and data are nowhere.
+    """
     options = FinetuneOptions("/model", ("/data.jsonl",), "/out")
     job = FinetuneJob(
         options=options, ram_bytes=600 << 20, threads=1, page_dir="/", weights={"m": "ab"}, data_sha256="", sequences=9

@@ -1,4 +1,6 @@
-"""A small CNN on digits: the script of each device of `tests/agent/peers/test_federation.py`, PART says which has what."""
+"""A small CNN on digits: the script of each device of `tests/agent/peers/test_federation.py`,
+PART says which has what.
+"""
 
 import os
 from pathlib import Path

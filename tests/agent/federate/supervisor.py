@@ -1,4 +1,6 @@
-"""A supervisor for one round: starts its real process, and answers what it sends with the real client, in this process."""
+"""A supervisor for one round: starts its real process, and answers what it sends with the
+real client, in this process.
+"""
 
 import contextlib
 import json

@@ -27,7 +27,9 @@ def test_one_round_is_the_integral_that_defines_it(noise: float) -> None:
 
 @pytest.mark.parametrize(("noise", "rounds", "numeric"), [(1.0, 1, 4.3772), (2.0, 4, 4.3772), (10.0, 100, 4.3772)])
 def test_rounds_compose_to_one_gaussian_mechanism(noise: float, rounds: int, numeric: float) -> None:
-    """4.3772 for noise 1 at delta 1e-5 is what privacy loss distributions give; 16 rounds of noise 4 are one of noise 1."""
+    """4.3772 for noise 1 at delta 1e-5 is what privacy loss distributions give; 16 rounds of
+    noise 4 are one of noise 1.
+    """
     assert epsilon(noisy_rounds(noise, rounds)) == pytest.approx(numeric, abs=2e-4)
 
 

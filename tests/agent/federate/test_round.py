@@ -148,7 +148,9 @@ def test_masked_sums_give_the_plain_average_to_their_step(led: Led) -> None:
 
 @pytest.mark.process
 def test_adapters_of_a_few_sequences_are_not_lost_in_masked_sums(tmp_path: Path) -> None:
-    """Changes of 1e-4 of three devices with 9 sequences each came back as zeros where the steps were those of weights."""
+    """Changes of 1e-4 of three devices with 9 sequences each came back as zeros where the
+    steps were those of weights.
+    """
     files = [tmp_path / f"adapter{number}.port" for number in range(3)]
     for file in files:
         adapter_file(file)

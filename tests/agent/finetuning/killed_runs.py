@@ -25,7 +25,9 @@ def prepare(words: Sequence[str]) -> int:
 
 
 def run(words: Sequence[str]) -> int:
-    """Do the first word's work in a folder; be killed at an operation on files below it, and print how many there were."""
+    """Do the first word's work in a folder; be killed at an operation on files below it, and
+    print how many there were.
+    """
     what, folder, killed_at = words[0], Path(words[1]), int(words[2])
     count = 0
 

@@ -1,4 +1,6 @@
-"""A fine-tuning left alone: the recipe in this process, without budget, worker and pause, which all others are compared with."""
+"""A fine-tuning left alone: the recipe in this process, without budget, worker and pause, which all
+others are compared with.
+"""
 
 import json
 from collections.abc import Iterator
@@ -15,7 +17,9 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def trained_alone(options: FinetuneOptions) -> list[str]:
-    """Train with one thread, and return the lines that the command says with --json; what it leaves is in `options.out`."""
+    """Train with one thread, and return the lines that the command says with --json; what it
+    leaves is in `options.out`.
+    """
     updates: list[Update] = []
     with _one_thread():
         outcome = finetune(options, updates.append, lambda text: None)

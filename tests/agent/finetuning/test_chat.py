@@ -1,4 +1,6 @@
-"""A conversation is answered as transformers and peft answer it, streamed, and ends where the template ends an answer."""
+"""A conversation is answered as transformers and peft answer it, streamed, and ends where
+the template ends an answer.
+"""
 
 import shutil
 from dataclasses import replace

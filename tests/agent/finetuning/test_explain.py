@@ -1,4 +1,6 @@
-"""What is said before a fine-tuning is what it then has: numbers trained, sequences, updates, bytes kept, where it goes on."""
+"""What is said before a fine-tuning is what it then has: numbers trained, sequences, updates,
+bytes kept, where it goes on.
+"""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Adapters that federate: what a federation begins with, and rounds that end in a file with the bits of training without a cut."""
+"""Adapters that federate: what a federation begins with, and rounds that end in a file with the bits
+of training without a cut.
+"""
 
 import json
 import os
@@ -116,7 +118,9 @@ def test_rounds_train_on_from_what_is_given_and_go_on_in_the_data(
 @pytest.mark.slow
 @pytest.mark.process
 def test_masked_sums_of_adapters_of_a_few_sequences_are_their_average(asked: FinetuneOptions, tmp_path: Path) -> None:
-    """Three devices with 13 sequences came back as zeros where what is masked had the steps of weights, not of changes."""
+    """Three devices with 13 sequences came back as zeros where what is masked had the steps
+    of weights, not of changes.
+    """
     pytest.importorskip("flwr")
     from port_agent.federate.orders import global_file
     from tests.agent.federate.supervisor import Led

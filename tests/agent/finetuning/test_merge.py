@@ -1,4 +1,6 @@
-"""A merged model is the base's directory with the weights that peft's own merge gives, byte for byte, whole or not there."""
+"""A merged model is the base's directory with the weights that peft's own merge gives, byte for
+byte, whole or not there.
+"""
 
 import json
 import os

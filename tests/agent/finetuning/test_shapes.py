@@ -82,7 +82,10 @@ VARIANTS: dict[str, tuple[int | None, Quantization | None]] = {
     "nf4": (4, Quantization.NF4),
 }
 IN_EVERY_VARIANT = ("llama", "gpt2", "t5")
-"""Layers of their own: linear ones, transposed ones, an encoder. The others have adapters alone in each check, all in the long one."""
+"""Layers of their own: linear ones, transposed ones, an encoder.
+
+The others have adapters alone in each check, all in the long one.
+"""
 
 
 def _cases() -> list[Any]:

@@ -74,7 +74,9 @@ def shape_of(kind: str, hidden_size: int = 32) -> dict[str, Any]:
 
 
 def make_model(folder: Path, hidden_size: int = 32, kind: str = "llama", vocabulary: int | None = None) -> Path:
-    """Write configuration, weights and tokenizer to `folder` and return it; `vocabulary`: of the model, None for the tokenizer's."""
+    """Write configuration, weights and tokenizer to `folder` and return it; `vocabulary`: of the model,
+    None for the tokenizer's.
+    """
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     words.decoder = decoders.ByteLevel()

@@ -1,9 +1,10 @@
-"""Whole runs of trl's DPOTrainer and ORPOTrainer beside those of `finetune`: `python -m tests.agent.finetuning.trl_runs FOLDER`.
+"""Whole runs of trl's DPOTrainer and ORPOTrainer beside those of `finetune`:
+`python -m tests.agent.finetuning.trl_runs FOLDER`.
 
 Both get the same model, new adapters, entries, order and settings, and compute attention by plain operators: the kernel
-that a model takes without a mask rounds otherwise. trl reads the entries with its own code. What it is given else: for DPO
-batches padded to `finetune`'s buckets, as products of other lengths round otherwise; for ORPO a tokenizer without a mark
-of the beginning, which it adds to each prompt, whatever the tokenizer does.
+that a model takes without a mask rounds otherwise. trl reads the entries with its own code. What it is given else: for
+DPO batches padded to `finetune`'s buckets, as products of other lengths round otherwise; for ORPO a tokenizer without a
+mark of the beginning, which it adds to each prompt, whatever the tokenizer does.
 """
 
 import functools

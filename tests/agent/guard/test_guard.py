@@ -1,4 +1,6 @@
-"""Guarded memory from C: threads that find what they wrote, whatever comes and leaves meanwhile; also under sanitizers."""
+"""Guarded memory from C: threads that find what they wrote, whatever comes and leaves
+meanwhile; also under sanitizers.
+"""
 
 import subprocess
 import sys

@@ -407,7 +407,9 @@ print(sum(b.sum().item() for b in blocks))
 
 
 def test_memory_that_is_filled_long_after_it_was_given_has_its_place_then(tmp_path: Path) -> None:
-    """The kernel holds none of it until then, and other tensors would take it by the measured figures: 60 to 95 MiB too much."""
+    """The kernel holds none of it until then, and other tensors would take it by the measured
+    figures: 60 to 95 MiB too much.
+    """
     program = """
 import time, torch
 blocks = [torch.ones(1 << 20) for _ in range(50)]

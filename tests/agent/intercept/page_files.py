@@ -35,7 +35,8 @@ def page_file_fd() -> int:
 
 @contextlib.contextmanager
 def failing_medium() -> Iterator[None]:
-    """Let every transfer of the page file fail with EIO, from the kernel: addresses of a child that nothing is mapped at.
+    """Let every transfer of the page file fail with EIO, from the kernel: addresses of a child
+    that nothing is mapped at.
 
     Page files below 4 MiB only: programs that cannot be moved begin there.
     """

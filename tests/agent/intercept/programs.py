@@ -49,7 +49,9 @@ def plain(*words: str, folder: Path, **options: Any) -> RunEnd:
 
 
 def computed(*words: str, folder: Path) -> RunEnd:
-    """Run `python WORDS` for what it computes: in a fork, as a process loads torch for longer than such programs take."""
+    """Run `python WORDS` for what it computes: in a fork, as a process loads torch for
+    longer than such programs take.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = run_forked("tests.agent.intercept.program", "main", *words, folder=folder, environment=environment)
     return RunEnd(done.returncode, done.stdout, done.stderr, [])

@@ -1,4 +1,6 @@
-"""Small programs under `budget(tensors="4K")` leave the bits that plain PyTorch leaves: some of `benchmarks.zoo --features`."""
+"""Small programs under `budget(tensors="4K")` leave the bits that plain PyTorch leaves: some of
+`benchmarks.zoo --features`.
+"""
 
 import sys
 

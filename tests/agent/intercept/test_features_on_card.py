@@ -1,4 +1,6 @@
-"""Programs on the simulated card, within half of what they take and with nothing resident but operands, beside themselves without a budget."""
+"""Programs on the simulated card, within half of what they take and with nothing resident but operands, beside
+themselves without a budget.
+"""
 
 import json
 import subprocess
@@ -18,7 +20,9 @@ SAMPLES = [
     pytest.param(("programs", "30", "0"), marks=pytest.mark.long),
     pytest.param(("zoo", "60", "0"), marks=pytest.mark.long),
 ]
-"""Each so manieth program of a kind, from one on; of processes of its own, as what a device is asked for first lasts as long as they."""
+"""Each so manieth program of a kind, from one on; of processes of its own, as what a device is asked for
+first lasts as long as they.
+"""
 
 
 @pytest.mark.parametrize("sample", SAMPLES)

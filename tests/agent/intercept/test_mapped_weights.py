@@ -30,7 +30,9 @@ def press() -> None:
 
 
 def test_pages_of_weights_that_were_copied_at_the_beginning_are_given_back(weights: Path, tmp_path: Path) -> None:
-    """A model that is loaded in another type is read from its file once: its pages stood beside the copies until the end."""
+    """A model that is loaded in another type is read from its file once: its pages stood beside
+    the copies until the end.
+    """
     with budget(tensors="1G", page_dir=tmp_path).resizing() as held:
         table = mapped(weights)
         expected = table.sum()

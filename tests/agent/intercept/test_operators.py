@@ -1,4 +1,6 @@
-"""What torch itself holds for samples of its functions: values and gradients, followed, have the bits of plain PyTorch."""
+"""What torch itself holds for samples of its functions: values and gradients, followed, have
+the bits of plain PyTorch.
+"""
 
 import itertools
 import warnings
@@ -28,8 +30,9 @@ NOT_REPEATED = frozenset(
         "matrix_exp",
     )
 )
-"""Functions that read memory nobody wrote: in plain PyTorch, too, `lstsq` of some matrices and `matrix_exp` in half precision give other
-numbers with each content of free memory."""
+"""Functions that read memory nobody wrote: in plain PyTorch, too, `lstsq` of some matrices and `matrix_exp` in half
+precision give other numbers with each content of free memory.
+"""
 
 Bits = tuple[str, tuple[int, ...], bytes] | tuple[str, str] | None
 

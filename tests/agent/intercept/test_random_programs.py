@@ -1,4 +1,5 @@
-"""Random programs of a few operators on views, lists and single numbers, followed in a few KiB: bits, strides, counters and errors of plain PyTorch.
+"""Random programs of a few operators on views, lists and single numbers, followed in a few KiB: bits, strides, counters
+and errors of plain PyTorch.
 
 Chunks are 4 KiB here, so that small tensors are cut, too.
 """
@@ -170,7 +171,9 @@ def test_random_programs_are_plain_pytorchs(seeds: int, monkeypatch: pytest.Monk
 def test_random_programs_of_operands_larger_than_the_budget(
     seeds: Iterable[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On guarded memory: results begin evicted, and their addresses are those of tensors that were read-only at their end."""
+    """On guarded memory: results begin evicted, and their addresses are those of tensors that
+    were read-only at their end.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     words = [str(SCRIPTS / "large_operands.py")]
     for seed in seeds:

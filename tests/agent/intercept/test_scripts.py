@@ -1,7 +1,8 @@
-"""Scripts of the kind people have, unchanged, through `port-agent exec`: what they print and every file that they leave.
+"""Scripts of the kind people have, unchanged, through `port-agent exec`: what they print and
+every file that they leave.
 
-Tensors get half of what plain's take at their peak. Compared byte for byte; of JSON files and of what is printed, all but
-what was measured with a clock.
+Tensors get half of what plain's take at their peak. Compared byte for byte; of JSON files and of what is printed, all
+but what was measured with a clock.
 """
 
 import json
@@ -28,7 +29,10 @@ PEAK_TENSORS_MIB = {
 }
 """Of each script with nothing moved: `exec --tensors 100G`, `peak_tensor_bytes`."""
 FAST = ("gan",)
-"""Looked at each time. What `amp_loop` adds, autocast and a gradient scaler, `test_features` and `patches/test_dispatch_keys` look at."""
+"""Looked at each time.
+
+What `amp_loop` adds, autocast and a gradient scaler, `test_features` and `patches/test_dispatch_keys` look at.
+"""
 
 
 def files_of(folder: Path) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Each trap of following, a program that falls into it, and the cure without which it gives other bits or ends badly.
 
-A case runs plainly and under a budget in a child, which may crash: with its cure it must be equal, and without it, which the
-second test takes out of the product's code, it must not.
+A case runs plainly and under a budget in a child, which may crash: with its cure it must be equal, and without it,
+which the second test takes out of the product's code, it must not.
 """
 
 import contextlib

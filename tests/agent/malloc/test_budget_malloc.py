@@ -176,7 +176,9 @@ def test_threads_on_one_cache_under_a_sanitizer(tmp_path: Path, sanitizer: str, 
 @needs_preload
 @pytest.mark.long
 def test_malloc_family_under_sanitizers(tmp_path: Path, survived: Survived) -> None:
-    """All C of the package: the family, the blocks, the reservations; what is no block has the sanitizer's red zones."""
+    """All C of the package: the family, the blocks, the reservations; what is no block has
+    the sanitizer's red zones.
+    """
     program = compile_sanitized(tmp_path / "family", SOURCES / "family.c")
     harmed = []
     # The sanitizer's own memory counts against the limit on data; an abort is what the case of a double free wants.

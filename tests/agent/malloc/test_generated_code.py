@@ -48,7 +48,9 @@ pytestmark = [
 
 
 def ran(code: str) -> str:
-    """Run code in a process with the allocator and return what it prints; skip where that was built before there was this."""
+    """Run code in a process with the allocator and return what it prints; skip where that was
+    built before there was this.
+    """
     environment = {**os.environ, **preload_environment(100 * MIB)}
     done = subprocess.run(
         [sys.executable, "-c", MAKING + code], cwd=ROOT, env=environment, capture_output=True, text=True

@@ -15,7 +15,9 @@ HANG = "{ .kind = PORT_OP_MAX_POOL, .kernel_h = 1, .kernel_w = 1, .out_h = 65535
 def write_model(
     folder: Path, name: str = "small", extra_arena_bytes: int = 0, extra_inputs: int = 0, broken: str = ""
 ) -> Path:
-    """Write model.c and model.h into `folder` and return it; `broken` is "", "fault" or "hang": what INFER then does."""
+    """Write model.c and model.h into `folder` and return it; `broken` is "", "fault" or
+    "hang": what INFER then does.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     inputs = INPUTS + extra_inputs
     rng = random.Random(name)

@@ -117,7 +117,9 @@ def test_clipped_values_are_counted(floating: ModelDirectory, tmp_path: Path) ->
 def test_values_of_smaller_units_are_refused_like_those_of_larger_ones(
     floating: ModelDirectory, tmp_path: Path
 ) -> None:
-    """Within the calibrated range -62.5 to 65, steps of 0.5: in other units all samples would become nearly one code."""
+    """Within the calibrated range -62.5 to 65, steps of 0.5: in other units all samples
+    would become nearly one code.
+    """
     reals = np.random.default_rng(0).uniform(-60, 60, (8, 2, 3, 4))
     for factor in (1.0, 0.1):
         np.savez(tmp_path / "d.npz", x=factor * reals, y=np.arange(8) % 4)

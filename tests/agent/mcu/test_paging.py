@@ -1,4 +1,6 @@
-"""Boards that page: medium pulled in mid-step, bits flipped in pages, power cut at random instants; the same bits after all."""
+"""Boards that page: medium pulled in mid-step, bits flipped in pages, power cut at random
+instants; the same bits after all.
+"""
 
 from __future__ import annotations
 
@@ -188,7 +190,8 @@ def train(
 def train_with_flips(board: Board, folder: Path, flips: int, step_s: float) -> int:
     """Train while bits of pages flip; return how often a step was refused.
 
-    Each time a bit turns anywhere in the middle of a step and, where parameters are paged, one of them between two steps.
+    Each time a bit turns anywhere in the middle of a step and, where parameters are paged, one
+    of them between two steps.
     """
     rng, refused = random.Random(7), 0
     timers: list[threading.Timer] = []
@@ -350,7 +353,9 @@ def test_power_cut_at_a_hundred_random_instants(process: Board, tmp_path: Path) 
 
 @pytest.mark.long
 def test_a_slow_medium_gives_the_same_bits(job: Job, tmp_path: Path) -> None:
-    """Transfers go on beside rows and are waited for where the table says so: 400 KB/s, of which each sample moves some."""
+    """Transfers go on beside rows and are waited for where the table says so: 400 KB/s, of
+    which each sample moves some.
+    """
     require_board_tools()
     board = find_board("qemu-m4f")
     slow = board.media["psram"] | {"PORT_PAGE_BYTES_PER_S": 400_000}

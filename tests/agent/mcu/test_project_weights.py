@@ -49,7 +49,9 @@ def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codes", [False, True])
 def test_what_is_not_trained_is_exported_as_it_was_given(codes: bool, tmp_path: Path) -> None:
-    """The weights of a file, not those that the project's module had: of frozen layers, of biases alone, of inference."""
+    """The weights of a file, not those that the project's module had: of frozen layers, of
+    biases alone, of inference.
+    """
     torch.manual_seed(0)
     data = np.random.default_rng(1).normal(size=(40, 2, 6, 6)).astype(np.float32)
 

@@ -43,8 +43,8 @@ SIZES = [0, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 10
 QEMU = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
 LENGTHS = sorted({*range(0, 1026, 41), *SIZES})
 
-# Bit patterns that arithmetic would not give back: NaNs with payload, quiet and signalling, both signs, -0.0, infinities,
-# denormals, and items of which a single byte or bit is set.
+# Bit patterns that arithmetic would not give back: NaNs with payload, quiet and signalling, both signs, -0.0,
+# infinities, denormals, and items of which a single byte or bit is set.
 HOSTILE = {
     2: [0x0000, 0x8000, 0x7C00, 0xFC00, 0x7E01, 0xFFFF, 0x7C01, 0x0001, 0x8001, 0x3C00, 0x0100],
     4: [0, 0x80000000, 0x7F800000, 0xFF800000, 0x7FC00001, 0xFFFFFFFF, 0x7F800001, 0xFFA12345, 1, 0x80000001, 1 << 8],

@@ -1,4 +1,6 @@
-"""Packed pages give back every bit, are smaller where numbers are like weights, and what is damaged is refused by name."""
+"""Packed pages give back every bit, are smaller where numbers are like weights, and what is
+damaged is refused by name.
+"""
 
 import zlib
 

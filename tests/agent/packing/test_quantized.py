@@ -1,4 +1,6 @@
-"""Weights on a grid are decoded to the bits of arithmetic in 32 bits, by every implementation, any rectangle of them."""
+"""Weights on a grid are decoded to the bits of arithmetic in 32 bits, by every
+implementation, any rectangle of them.
+"""
 
 import numpy as np
 import pytest

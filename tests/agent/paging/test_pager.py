@@ -37,7 +37,9 @@ def pager() -> Iterator[Pager]:
 
 
 def made_up(nbytes: int, *, aligned: bool = True) -> torch.Tensor:
-    """Return random bytes, none of them zero, whose memory reaches to the end of the last block; misaligned by 16 if wanted."""
+    """Return random bytes, none of them zero, whose memory reaches to the end of the last block;
+    misaligned by 16 if wanted.
+    """
     base = block(padded(nbytes) + BLOCK)
     start = (-base.data_ptr()) % BLOCK + (0 if aligned else 16)
     view = base[start : start + nbytes]

@@ -1,4 +1,7 @@
-"""A network of its own for tests: namespaces on bridges, each with an agent. Needs root and iproute2; nothing leaves it."""
+"""A network of its own for tests: namespaces on bridges, each with an agent.
+
+Needs root and iproute2; nothing leaves it.
+"""
 
 import itertools
 import os
@@ -52,7 +55,9 @@ class Network:
         return name
 
     def host(self, bridge: str, *addresses: str) -> Host:
-        """Return a new host on a bridge, with these addresses and their prefix lengths; with none IPv6 alone, link-local."""
+        """Return a new host on a bridge, with these addresses and their prefix lengths; with
+        none IPv6 alone, link-local.
+        """
         number = len(self._hosts)
         name = f"{self._mark}h{number}"
         ip("netns", "add", name)

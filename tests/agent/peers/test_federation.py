@@ -1,4 +1,6 @@
-"""Three devices federate (`make check-peers`): a small CNN on digits that each has others of, whatever happens on the way."""
+"""Three devices federate (`make check-peers`): a small CNN on digits that each has others of,
+whatever happens on the way.
+"""
 
 import contextlib
 import json
@@ -34,7 +36,9 @@ from tests.agent.peers.networks import ROOT
 from tests.waiting import until, wait_until_drawn_moment
 
 ROUNDS, ROUND_S, LONGER = 14, 30.0, 3.0
-"""A round's time, or so many times what all epochs of one device take here alone, if that is more: a busy machine is slower."""
+"""A round's time, or so many times what all epochs of one device take here alone, if that is more:
+a busy machine is slower.
+"""
 WITHIN = 0.02
 """Of the accuracy of pooled training."""
 _SOME_S = 600.0
@@ -126,7 +130,9 @@ def in_round(leader: Device, number: int) -> bool:
 
 
 def unplug_in_round(device: Device, leader: Device) -> None:
-    """Take a device's power away while it trains, until a round did not wait for it; it may be done with its part before it notices."""
+    """Take a device's power away while it trains, until a round did not wait for it; it may be done with
+    its part before it notices.
+    """
     while not any(one["lost"].get(device.name) == "no reply in time" for one in leader.federation()["history"]):
         device.plug(online=True)
         until(lambda: in_round(leader, 1) and trains(device), leader.federation, patience_s=_SOME_S)
@@ -232,7 +238,9 @@ class Fates:
         self._kill(victim)
 
     def cut(self) -> None:
-        """Hold the leader's agent as soon as all replies of a round are there; its round's process goes on and averages."""
+        """Hold the leader's agent as soon as all replies of a round are there; its round's
+        process goes on and averages.
+        """
         folder = next((self._leader.root / "state/jobs").glob("*/leader"))
         process = self._leader.process
         assert process is not None

@@ -1,4 +1,6 @@
-"""Real agents on networks of their own (`make check-peers`): found, paired, lost, across subnets, IPv6 alone, and a stranger."""
+"""Real agents on networks of their own (`make check-peers`): found, paired, lost, across subnets,
+IPv6 alone, and a stranger.
+"""
 
 import contextlib
 import json
@@ -235,7 +237,10 @@ NEIGHBOURS_HELD = ("gc_thresh3", "gc_thresh2")
 
 @contextlib.contextmanager
 def room_for_neighbours(count: int) -> Iterator[None]:
-    """Have the kernel's table hold so many: machines have one each, namespaces of one machine share it. Left as it was."""
+    """Have the kernel's table hold so many: machines have one each, namespaces of one machine share it.
+
+    Left as it was.
+    """
     before = {name: (NEIGHBOURS / name).read_text() for name in NEIGHBOURS_HELD}
     try:
         for name, held in before.items():

@@ -1,4 +1,6 @@
-"""A job that moves between real agents in namespaces (`make check-peers`): pulled cables and plugs, a full disk. The test worker trains."""
+"""A job that moves between real agents in namespaces (`make check-peers`): pulled cables and plugs, a full
+disk. The test worker trains.
+"""
 
 import json
 import random
@@ -88,7 +90,9 @@ MOVES, SHORT = 45, {**BUNDLE, "steps": 150}
 
 
 def test_many_jobs_move_while_anybody_is_killed_and_cables_are_cut(tmp_path: Path) -> None:
-    """Each job is submitted, moves, is disturbed once to three times, and comes back with the weights of a run at home."""
+    """Each job is submitted, moves, is disturbed once to three times, and comes back with the
+    weights of a run at home.
+    """
     numbers, done = random.Random(45), dict.fromkeys(("the owner killed", "the other killed", "the cable cut"), 0)
     with two_devices(tmp_path) as (net, host, attic, cellar):
         for move in range(MOVES):

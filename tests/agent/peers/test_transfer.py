@@ -1,4 +1,6 @@
-"""Files that arrive: every part once whatever comes twice, late, too long or damaged, across restarts; a disk that takes no more."""
+"""Files that arrive: every part once whatever comes twice, late, too long or damaged, across restarts;
+a disk that takes no more.
+"""
 
 import hashlib
 import random

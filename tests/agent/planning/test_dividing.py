@@ -1,4 +1,6 @@
-"""`plan --place`: operators divided between the CPU and the simulated device, in processes of their own, as a user would have it."""
+"""`plan --place`: operators divided between the CPU and the simulated device, in processes of their
+own, as a user would have it.
+"""
 
 import itertools
 import json
@@ -93,7 +95,8 @@ def test_a_step_is_divided_trained_twice_alike_and_shown(tmp_path: Path) -> None
 
 
 def _divide_the_costs(folder: Path) -> None:
-    """Let operators that were measured on the device, last and after the longest pause, take next to no time or a second each.
+    """Let operators that were measured on the device, last and after the longest pause, take next to
+    no time or a second each.
 
     All take longer than any transfer on the CPU.
     """
@@ -191,7 +194,9 @@ def test_operators_are_divided_among_threads_trained_twice_alike_and_shown(tmp_p
 
 
 def _divide_the_threads(folder: Path) -> None:
-    """Let operators take a tenth of a second with one number of threads and a hundredth with the other, half of them each way."""
+    """Let operators take a tenth of a second with one number of threads and a hundredth with the
+    other, half of them each way.
+    """
     for number, path in enumerate(sorted(folder.iterdir())):
         kept = read_cached(folder, path.name, dict[str, kept_costs.KeptCost]) or {}
         seconds = {key: 0.1 if (key[0] in "02468ace") == bool(number) else 0.01 for key in kept}

@@ -1,4 +1,6 @@
-"""What planning begins with, as the request says: steps to compare, what a step may write, the deadline and the hours of charging."""
+"""What planning begins with, as the request says: steps to compare, what a step may write, the deadline
+and the hours of charging.
+"""
 
 from dataclasses import replace
 from datetime import datetime, time

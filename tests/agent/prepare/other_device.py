@@ -9,7 +9,9 @@ Solve = Callable[[PlanProblem], bytes]
 
 
 class Others:
-    """A paired device with contents and a solver, in this process: what goes to it and comes back is bytes all the same."""
+    """A paired device with contents and a solver, in this process: what goes to it and comes
+    back is bytes all the same.
+    """
 
     def __init__(self, solve: Solve | None = None) -> None:
         self.contents: dict[tuple[Topic, str], bytes] = {}

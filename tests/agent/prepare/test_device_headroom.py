@@ -1,4 +1,6 @@
-"""Plain steps within a device's budget: what autograd saves leaves where that is short, and what does not fit so is refused."""
+"""Plain steps within a device's budget: what autograd saves leaves where that is short, and what
+does not fit so is refused.
+"""
 
 import gc
 from collections.abc import Callable

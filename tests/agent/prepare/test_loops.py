@@ -1,4 +1,5 @@
-"""The loops that a recording trains otherwise without a word (`benchmarks.follow_zoo.features.loops`), as jobs: equal or refused.
+"""The loops that a recording trains otherwise without a word (`benchmarks.follow_zoo.features.loops`),
+as jobs: equal or refused.
 
 What a loop does between steps a job does in its loss function or in a hook; `test_reference` has more of them.
 """
@@ -348,7 +349,9 @@ def weight_of_a_batch_drawn_by_python(model: nn.Module, x: Tensor, y: Tensor) ->
 
 
 def with_a_seldom_label(loss_fn: Loss) -> Callable[[], TrainingJob]:
-    """Return what makes a job of which one row alone has the last label: one that neither recordings nor compared steps take."""
+    """Return what makes a job of which one row alone has the last label: one that neither
+    recordings nor compared steps take.
+    """
 
     def made() -> TrainingJob:
         job = job_with(loss_fn)

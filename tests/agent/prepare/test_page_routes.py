@@ -1,4 +1,6 @@
-"""Whether pages in shared memory are copied on their way is measured, and costs follow: on the simulated device, made slow either way."""
+"""Whether pages in shared memory are copied on their way is measured, and costs follow: on the simulated
+device, made slow either way.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Costs of paired devices, as planning takes them: believed after a sample was measured here, and one's own given in return."""
+"""Costs of paired devices, as planning takes them: believed after a sample was measured here, and
+one's own given in return.
+"""
 
 from pathlib import Path
 

@@ -162,7 +162,9 @@ def test_what_differs_in_a_later_batch_of_an_update_is_named(
 
 
 class Tied(nn.Module):
-    """A weight that is used twice, some whose gradients autograd must copy, one that is computed with twice by checkpointing."""
+    """A weight that is used twice, some whose gradients autograd must copy, one that is computed
+    with twice by checkpointing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -323,7 +325,9 @@ def with_adagrad(job: TrainingJob) -> None:
 
 
 class Rebinding(nn.Module):
-    """Puts other tensors in the places of its buffers: in a step, in evaluation too, where `shared` both times the same one."""
+    """Puts other tensors in the places of its buffers: in a step, in evaluation too, where
+    `shared` both times the same one.
+    """
 
     average: torch.Tensor
     before: torch.Tensor

@@ -1,4 +1,6 @@
-"""A step that does not repeat on its device is refused by the operator's name, from the table or from running it twice."""
+"""A step that does not repeat on its device is refused by the operator's name, from the table
+or from running it twice.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -248,7 +248,9 @@ KINDS = [
 
 
 NEEDED_BY_NONE = ("class/net", "pressure/memory", "BAT0", "thermal_zone0/type")
-"""What may fail beside mains that are online: network, memory's pressure, the battery; a zone of unknown kind counts anyway."""
+"""What may fail beside mains that are online: network, memory's pressure, the battery; a zone of
+unknown kind counts anyway.
+"""
 
 
 @pytest.mark.slow

@@ -266,7 +266,9 @@ LOOK_S = 0.005
 
 
 async def all_training(made: Parts, dispatcher: Dispatcher, *jobs: Job) -> None:
-    """Look until exactly these jobs train; time passes meanwhile, or a worker that failed would never be tried again."""
+    """Look until exactly these jobs train; time passes meanwhile, or a worker that failed
+    would never be tried again.
+    """
     wanted = sorted(job.id for job in jobs)
 
     def trains() -> bool:

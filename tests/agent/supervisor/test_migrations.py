@@ -1,4 +1,6 @@
-"""Jobs that move between real agents: there and back, refused, recalled, cut at any instant, with the same weights as at home."""
+"""Jobs that move between real agents: there and back, refused, recalled, cut at any instant, with
+the same weights as at home.
+"""
 
 import os
 import random

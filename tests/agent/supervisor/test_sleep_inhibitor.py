@@ -71,7 +71,9 @@ async def holding(
 
 
 def fake_inhibit(root: Path) -> Callable[[str], tuple[str, ...]]:
-    """Return a program in the place of systemd-inhibit, which leaves a file by the name of what it holds off, its process in it."""
+    """Return a program in the place of systemd-inhibit, which leaves a file by the name of what it
+    holds off, its process in it.
+    """
     fake_program(root, "inhibit", f'echo $$ > {root}/"$1"\nwhat=$1\nshift\n"$@"\nrm {root}/"$what"')
     return lambda what: (str(root / "inhibit"), what)
 

@@ -1,4 +1,6 @@
-"""What may be so at one moment on a machine of plain files, and what must follow: written from the policy's words, not from its code."""
+"""What may be so at one moment on a machine of plain files, and what must follow: written from the policy's
+words, not from its code.
+"""
 
 import itertools
 import os
@@ -80,7 +82,9 @@ def expected(row: Row, after_s: float) -> set[str]:
 
 
 def _expected_of_power(row: Row) -> set[str]:
-    """Return what the supplies must lead to: an explicit no wins, a UPS that feeds before all, the unknown is closed."""
+    """Return what the supplies must lead to: an explicit no wins, a UPS that feeds before
+    all, the unknown is closed.
+    """
     if row.power in ("unreadable", "not listed"):
         return {"power"}
     if row.ups == "feeds":

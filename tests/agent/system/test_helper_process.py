@@ -1,4 +1,6 @@
-"""Helper processes: asked once or again and again, in time or not, killed at any point; how each ended is said with its last line."""
+"""Helper processes: asked once or again and again, in time or not, killed at any point; how each ended
+is said with its last line.
+"""
 
 import asyncio
 import os

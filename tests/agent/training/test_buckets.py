@@ -1,4 +1,6 @@
-"""Batches of several shapes: a graph for each, chosen before the step; the numbers of plain PyTorch, or refused by name."""
+"""Batches of several shapes: a graph for each, chosen before the step; the numbers of plain
+PyTorch, or refused by name.
+"""
 
 import contextlib
 from collections import Counter

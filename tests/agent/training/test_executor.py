@@ -213,7 +213,9 @@ def test_hardtanh_goes_backward_from_bits_alone(spoilt: bool, tmp_path: Path) ->
 
 
 class Bounded(nn.Module):
-    """A table whose rows are scaled down in the forward pass, and images that are turned by what it holds of their classes."""
+    """A table whose rows are scaled down in the forward pass, and images that are turned by what
+    it holds of their classes.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -569,7 +571,9 @@ def test_optimizers_whose_code_no_worker_has(name: str, tmp_path: Path) -> None:
 
 
 def _with_hooks(make: MakeOptimizer) -> MakeOptimizer:
-    """Return what makes an optimizer whose steps are followed by clamps, noise, other data and a sum over all weights."""
+    """Return what makes an optimizer whose steps are followed by clamps, noise, other data
+    and a sum over all weights.
+    """
 
     def made(parameters: Any) -> torch.optim.Optimizer:
         weights = [*parameters]

@@ -1,7 +1,7 @@
 """On a device of its own memory the numbers are the CPU's, the peak is the plan's, and a broken order shows.
 
-The device is simulated (`tests/simulated_device.py`): what runs here is the executor, the planner and the page thread as they
-are, and no GPU.
+The device is simulated (`tests/simulated_device.py`): what runs here is the executor, the planner and the page
+thread as they are, and no GPU.
 """
 
 import gc
@@ -44,7 +44,9 @@ KEPT = 128
 """What a step of `Small` holds beside the plan: a copy of the running statistics, for `undo`, and of the loss."""
 
 SLOW_BYTES_PER_S = 4 << 20
-"""Of a medium that takes a page long after the device could have gone on: what waits for it is on the device meanwhile."""
+"""Of a medium that takes a page long after the device could have gone on: what waits for it
+is on the device meanwhile.
+"""
 
 KEPT_AT_MOST = 1 << 16
 """The same, of the models of `benchmarks.models`."""
@@ -443,7 +445,9 @@ def cells(graph: StepGraph) -> dict[str, Plan]:
 def test_small_models_give_what_plain_pytorch_gives_on_the_device(
     name: str, tmp_path: Path, backend: SimBackend
 ) -> None:
-    """Each of `CELLS`: plain PyTorch's bits, never more than the plan says, and within 0.1 % of that where no update runs in slices."""
+    """Each of `CELLS`: plain PyTorch's bits, never more than the plan says, and within 0.1 % of that where
+    no update runs in slices.
+    """
     make, optimizer = QUICK.get(name, (lambda: workload(name, small=True), "adamw"))
     job = Job(name, make, optimizer)
     expected = plain_steps(job, backend, 2)

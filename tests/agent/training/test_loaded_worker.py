@@ -1,4 +1,6 @@
-"""A worker that is told its work once it has loaded torch: the same as one that was started with it, or gone where none comes."""
+"""A worker that is told its work once it has loaded torch: the same as one that was started with it,
+or gone where none comes.
+"""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Storages that wait packed: they come back to the bit, and what does not fit goes to flash instead of into the budget."""
+"""Storages that wait packed: they come back to the bit, and what does not fit goes to flash
+instead of into the budget.
+"""
 
 import mmap
 import os

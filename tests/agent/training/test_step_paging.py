@@ -1,4 +1,6 @@
-"""Storages on their way to flash and back: what lands is what left, also from one step to the next, and errors are kept."""
+"""Storages on their way to flash and back: what lands is what left, also from one step to the
+next, and errors are kept.
+"""
 
 import errno
 import os

@@ -1,4 +1,6 @@
-"""Storages and values of a step under way: a view for each value, no more than what was recorded, nothing kept too long."""
+"""Storages and values of a step under way: a view for each value, no more than what was
+recorded, nothing kept too long.
+"""
 
 import math
 import weakref

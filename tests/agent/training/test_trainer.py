@@ -326,7 +326,8 @@ def test_losses_and_weights_are_plain_pytorchs(accumulate: int, tmp_path: Path) 
 @pytest.mark.parametrize("plan", [0, 1, 2])
 @pytest.mark.parametrize("remake", [False, True])
 def test_all_micro_batches_of_an_update_at_once_are_plain_pytorchs(remake: bool, plan: int, tmp_path: Path) -> None:
-    """Dropout draws in the recorded order, running statistics and sums of gradients go on in it, clipping sees the same norm.
+    """Dropout draws in the recorded order, running statistics and sums of gradients go on in it,
+    clipping sees the same norm.
 
     The updates with a short batch and the one in which the comparison ends run batch by batch.
     """
@@ -354,7 +355,9 @@ def test_all_micro_batches_of_an_update_at_once_are_plain_pytorchs(remake: bool,
 def test_a_tied_weight_is_trained_to_the_bit_though_other_weights_are_new_by_then(
     room_bytes: int, tmp_path: Path
 ) -> None:
-    """GPT-2 in small, its dropout as it is; a norm that was updated may not make again what the tied weight's gradient needs."""
+    """GPT-2 in small, its dropout as it is; a norm that was updated may not make again what the
+    tied weight's gradient needs.
+    """
     made = workload("gpt2", small=True)
     data = [torch.cat(column) for column in zip(*(made.batch(i) for i in range(4)), strict=True)]
     optimizer = torch.optim.AdamW(made.model.parameters(), lr=1e-3)

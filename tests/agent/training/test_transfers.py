@@ -1,6 +1,7 @@
 """A step on two devices gives the numbers of its operators run one by one on them; a broken order shows.
 
-The device is the simulated one; here its products have last bits of their own, so that an operator on the wrong device shows, too.
+The device is the simulated one; here its products have last bits of their own, so that an operator on
+the wrong device shows, too.
 """
 
 import gc

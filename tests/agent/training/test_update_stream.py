@@ -88,7 +88,9 @@ def test_what_an_update_raises_reaches_who_waits_for_it() -> None:
 def test_a_buffer_is_filled_again_once_what_was_in_it_is_written_and_no_write_outlives_its_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither shows in the numbers, for one thread reads and writes in turn: a write that fails, and memory that is held, would."""
+    """Neither shows in the numbers, for one thread reads and writes in turn: a write that fails, and
+    memory that is held, would.
+    """
     torch.manual_seed(0)
     model = nn.Linear(CHUNK // 1024, 3 * 256)  # three slices of a chunk each: the third takes the first one's buffer
     data = [(torch.randn(2, model.in_features), torch.randn(2, model.out_features)) for _ in range(2)]

@@ -1,4 +1,6 @@
-"""The worker process as its supervisor sees it: killed, told to pause, leave, stop, switch plans; and when it refuses."""
+"""The worker process as its supervisor sees it: killed, told to pause, leave, stop, switch
+plans; and when it refuses.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""The line between a worker and who started it: messages in order, nonsense skipped, ends seen by the side that reads."""
+"""The line between a worker and who started it: messages in order, nonsense skipped, ends
+seen by the side that reads.
+"""
 
 import os
 import socket

@@ -1,4 +1,6 @@
-"""Parameters may come from a damaged board: whatever they are, kernels do nothing undefined and stay in their memory."""
+"""Parameters may come from a damaged board: whatever they are, kernels do nothing undefined
+and stay in their memory.
+"""
 
 import os
 import shutil

@@ -1,4 +1,6 @@
-"""The kernels on emulated Cortex-M cores: the same bits as the host, within the cores' RAM and the budget of instructions."""
+"""The kernels on emulated Cortex-M cores: the same bits as the host, within the cores' RAM and
+the budget of instructions.
+"""
 
 from __future__ import annotations
 

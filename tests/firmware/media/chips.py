@@ -1,4 +1,6 @@
-"""Chips behind an SPI bus that speak their command sets: a serial NOR flash of the 25 series and an SD card in SPI mode."""
+"""Chips behind an SPI bus that speak their command sets: a serial NOR flash of the 25 series
+and an SD card in SPI mode.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,10 @@ class Chip(Protocol):
 
 @dataclass
 class NorFlash:
-    """A 25-series flash: write enable latch, sector erase, page program with wrap, status polling. `busy_polls`: status reads
-    until an operation is done. `pulled`: the line is open."""
+    """A 25-series flash: write enable latch, sector erase, page program with wrap, status polling.
+
+    `busy_polls`: status reads until an operation is done. `pulled`: the line is open.
+    """
 
     size_code: int = 16
     busy_polls: int = 3
@@ -96,8 +100,11 @@ def crc16(data: bytes) -> bytes:
 
 @dataclass
 class SdCard:
-    """A card in SPI mode. `high_capacity`: addressed by blocks. `flips`: a bit of the next so many blocks read is turned on the way.
-    `refuses_writes`: the status register shows an error after a write."""
+    """A card in SPI mode.
+
+    `high_capacity`: addressed by blocks. `flips`: a bit of the next so many blocks read is turned on the way.
+    `refuses_writes`: the status register shows an error after a write.
+    """
 
     blocks: int = 4096
     high_capacity: bool = True

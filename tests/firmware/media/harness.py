@@ -66,7 +66,10 @@ def build(folder: Path) -> ctypes.CDLL:
 
 
 class Bus:
-    """A driver bound to a chip. `late`: polls until the DMA of an exchange is done. Every look at the clock takes `tick_us`."""
+    """A driver bound to a chip.
+
+    `late`: polls until the DMA of an exchange is done. Every look at the clock takes `tick_us`.
+    """
 
     def __init__(self, library: ctypes.CDLL, chip: Chip, late: int = 0, tick_us: int = 10) -> None:
         self.chip, self.late, self._left, self._now, self.tick_us = chip, late, 0, 0, tick_us

@@ -1,4 +1,6 @@
-"""A Raspberry Pi Pico in rp2040js, an emulator that shares no code with QEMU: from its boot on, with a pty as its serial line."""
+"""A Raspberry Pi Pico in rp2040js, an emulator that shares no code with QEMU: from its boot on, with
+a pty as its serial line.
+"""
 
 from __future__ import annotations
 

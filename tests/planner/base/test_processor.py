@@ -30,7 +30,9 @@ def test_cores_have_their_names(text: str, names: tuple[str, ...]) -> None:
 
 
 def test_what_chooses_kernels_tells_processors_apart() -> None:
-    """A part number is its implementer's own, and a core that multiplies bfloat16 has other kernels than one that does not."""
+    """A part number is its implementer's own, and a core that multiplies bfloat16 has other
+    kernels than one that does not.
+    """
     core = {"number": 0, "features": "fp asimd", "maker": "0x41", "part": "0xd0b"}
     others = [{**core, **other} for other in ({"features": "fp asimd bf16"}, {"maker": "0x4e"}, {"part": "0xd08"})]
     found = {identity(CORE.format(**described)) for described in (core, *others)}

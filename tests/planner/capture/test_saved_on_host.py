@@ -1,4 +1,6 @@
-"""What autograd saves may lie in the host's memory: the same numbers, the same recording, and less of the device's memory."""
+"""What autograd saves may lie in the host's memory: the same numbers, the same recording, and
+less of the device's memory.
+"""
 
 import gc
 from collections.abc import Iterator

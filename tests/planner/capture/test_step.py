@@ -230,7 +230,9 @@ def test_custom_operators_are_refused_by_name() -> None:
 
 @pytest.mark.slow
 def test_llama_takes_the_branch_of_plain_pytorch() -> None:
-    """Under tracing, transformers takes another attention branch; a recorded step must be the one that runs for real."""
+    """Under tracing, transformers takes another attention branch; a recorded step must be
+    the one that runs for real.
+    """
     w = workload("llama", small=True)
     calls: list[str] = []
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -1,4 +1,6 @@
-"""Rounds of a federation: the loss as a line, a dot for each device in an average, a ring for who was lost, a band for what was abandoned."""
+"""Rounds of a federation: the loss as a line, a dot for each device in an average, a ring for who was lost, a
+band for what was abandoned.
+"""
 
 import xml.etree.ElementTree as ElementTree
 

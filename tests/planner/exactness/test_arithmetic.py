@@ -45,7 +45,9 @@ def test_a_block_computes_with_other_settings_and_leaves_none(precision: None) -
 
 
 def test_what_a_block_changes_itself_is_put_back() -> None:
-    """As a product does that oneDNN refuses: it would move all later float32 convolutions of the process to other kernels."""
+    """As a product does that oneDNN refuses: it would move all later float32 convolutions of the
+    process to other kernels.
+    """
     before = arithmetic()
     with unchanged_arithmetic():
         ONEDNN.enabled = False

@@ -115,7 +115,9 @@ def test_what_vectors_round_apart_is_cut_where_threads_shares_end_with_whole_one
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, seen: list[int]) -> None:
-    """Note in `seen[0]` the most bytes that distinct storages take after a call: given ones, results of the first run, what is held."""
+    """Note in `seen[0]` the most bytes that distinct storages take after a call: given ones, results of
+    the first run, what is held.
+    """
     run, call = comparison._run, comparison._call
     around: list[torch.Tensor] = []
 
@@ -155,7 +157,9 @@ def half_step() -> StepGraph:
 
 
 def otherwise_added(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    """Let products with fewer rows add their terms in another order, in 32 bits, as a kernel of its own for few rows may."""
+    """Let products with fewer rows add their terms in another order, in 32 bits, as a kernel of
+    its own for few rows may.
+    """
 
     def product(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         width = one.shape[1]

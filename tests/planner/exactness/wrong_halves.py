@@ -22,7 +22,9 @@ def step() -> StepGraph:
 
 
 def turned(rewritten: RewrittenGraph, which: int) -> RewrittenGraph:
-    """Return the same, of halves that are both the backward pass, with one that reads its weight's rows as columns: the right shape, the wrong bits."""
+    """Return the same, of halves that are both the backward pass, with one that reads its weight's rows as columns: the
+    right shape, the wrong bits.
+    """
     graph = rewritten.graph
     place = rewritten.replacements[which].new[1]
     half = graph.ops[place]

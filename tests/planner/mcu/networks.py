@@ -107,7 +107,9 @@ class Choices(nn.Module):
 
 
 class Transposed(nn.Module):
-    """Transposed convolutions: strides, padding of the output, dilation, groups, along one axis, batch norm behind, an image out."""
+    """Transposed convolutions: strides, padding of the output, dilation, groups, along one axis, batch
+    norm behind, an image out.
+    """
 
     def __init__(self) -> None:
         super().__init__()

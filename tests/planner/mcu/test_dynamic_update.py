@@ -1,4 +1,6 @@
-"""Dynamic partial updates: only the channels whose gradients matter most, the same ones and the same bits everywhere."""
+"""Dynamic partial updates: only the channels whose gradients matter most, the same ones and
+the same bits everywhere.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def rows_of(engine: HostEngine, layer: str) -> np.ndarray:
 def test_chosen_channels_get_the_whole_update_and_the_others_none(
     net: tuple[CompiledModel, np.ndarray], chosen: float
 ) -> None:
-    """One step: gradients are those of the whole update, so what is trained is trained alike, whatever the draws in between."""
+    """One step: gradients are those of the whole update, so what is trained is trained alike,
+    whatever the draws in between.
+    """
     model, data = net
     some = with_share(model, chosen)
     before, whole, part = HostEngine(model), trained(model, data, 1), trained(some, data, 1)

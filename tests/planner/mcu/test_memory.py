@@ -1,4 +1,6 @@
-"""What a scheme costs in bytes: rows and scratch of a layer, where trained values lie, and when each buffer is alive."""
+"""What a scheme costs in bytes: rows and scratch of a layer, where trained values lie, and
+when each buffer is alive.
+"""
 
 from dataclasses import replace
 

@@ -106,7 +106,9 @@ def test_a_file_compiles_to_the_bits_of_the_module_that_it_was_made_of(file: Onn
 
 
 def test_a_file_as_tensorflow_exports_it(file: OnnxFile) -> None:
-    """Padding of one side, biases added behind, transposed weights, a shape for a batch of 1, and shapes that are computed."""
+    """Padding of one side, biases added behind, transposed weights, a shape for a batch of 1, and
+    shapes that are computed.
+    """
     nodes = [
         file.node("Conv", "x k", "a", auto_pad="SAME_UPPER", strides=[2, 2]),
         file.node("Add", "a kb", "b"),

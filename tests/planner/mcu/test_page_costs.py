@@ -1,4 +1,6 @@
-"""What a page costs: whole blocks are written, a core that waits pays for its time, boards without figures are named."""
+"""What a page costs: whole blocks are written, a core that waits pays for its time, boards
+without figures are named.
+"""
 
 from __future__ import annotations
 

@@ -165,7 +165,9 @@ def read_again(model: CompiledModel) -> int:
 def test_parameters_that_stay_in_the_arena_are_read_once(
     kept: tuple[CompiledModel, np.ndarray], paged: CompiledModel
 ) -> None:
-    """Right behind a training sample; after anything else that may have used the arena they are read again, to the same bits."""
+    """Right behind a training sample; after anything else that may have used the arena they are
+    read again, to the same bits.
+    """
     model, data = kept
     medium, carried = paged.memory.medium, [row.page for row in paged.memory.rows if row.carried]
     assert medium is not None and carried
@@ -205,7 +207,9 @@ def flip_when_written(engine: HostEngine, model: CompiledModel, page: int) -> No
 
 @pytest.mark.process
 def test_a_damaged_page_leaves_the_model_of_the_last_finished_step() -> None:
-    """With parameters on the medium, the copy of the step before still counts: the same sample again gives the same bits."""
+    """With parameters on the medium, the copy of the step before still counts: the same sample
+    again gives the same bits.
+    """
     module, data = NETWORKS["every_layer"]()
     model = compile_model(module, data, name="every_layer")
     found, plan = recompile(model, FitOptions(model.ram_bytes // 2, page=PageMedium.PSRAM))

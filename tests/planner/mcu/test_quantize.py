@@ -1,4 +1,6 @@
-"""Real values as int8: zero is exact, nothing calibrated is clipped, and a ratio is a multiplier and a shift to 31 bits."""
+"""Real values as int8: zero is exact, nothing calibrated is clipped, and a ratio is a
+multiplier and a shift to 31 bits.
+"""
 
 import numpy as np
 import pytest
@@ -118,7 +120,9 @@ def test_an_error_of_logits_is_none_of_their_bias() -> None:
 
 
 def test_a_single_distant_sample_hides_no_error_of_the_others() -> None:
-    """A glitch in the calibration data stretches the range of the input, and int8 has one code for all other samples."""
+    """A glitch in the calibration data stretches the range of the input, and int8 has one
+    code for all other samples.
+    """
     torch.manual_seed(0)
     data = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
     errors = []
@@ -161,7 +165,9 @@ class Branch(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("zeros", ["head", "branch", "a row of the head"])
 def test_weights_of_zeros_learn_as_others_do(zeros: str) -> None:
-    """A head that begins at zero, a branch that begins as nothing, a class that was added: common starts of fine-tuning."""
+    """A head that begins at zero, a branch that begins as nothing, a class that was added:
+    common starts of fine-tuning.
+    """
     torch.manual_seed(0)
     module, rng, labels = Branch().eval(), np.random.default_rng(0), np.arange(400) % 2
     data = rng.normal(size=(400, 16)).astype(np.float32)

@@ -159,7 +159,9 @@ def test_less_memory_gives_the_same_bits() -> None:
 
 @pytest.mark.process
 def test_a_slow_gate_moves_the_state_by_less_than_a_code() -> None:
-    """An update gate of 0.999 moves the state by 1/1000 a step, an eighth of a code; after 200 steps it has moved by 0.18."""
+    """An update gate of 0.999 moves the state by 1/1000 a step, an eighth of a code; after 200
+    steps it has moved by 0.18.
+    """
     module = Net(of_last(lambda h: h[-1]), features=1).eval()
     with torch.no_grad():
         for name, parameter in module.gru.named_parameters():

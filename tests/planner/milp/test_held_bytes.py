@@ -10,7 +10,9 @@ SIZE, COLUMNS = 12, 5
 
 
 def held_by_stage(seed: int) -> tuple[HeldBytes, list[dict[int, int]]]:
-    """Return bytes that columns hold over random stretches, some of them around the step's end, and the same stage by stage."""
+    """Return bytes that columns hold over random stretches, some of them around the step's end,
+    and the same stage by stage.
+    """
     rng = np.random.default_rng(seed)
     held, stages = HeldBytes(SIZE), [dict.fromkeys(range(COLUMNS), 0) for _ in range(SIZE)]
     for _ in range(20):

@@ -1,4 +1,6 @@
-"""What is left of a model where some columns are decided: the same optimum, in fewer rows and columns, at values that the whole model allows."""
+"""What is left of a model where some columns are decided: the same optimum, in fewer rows and columns, at values
+that the whole model allows.
+"""
 
 import numpy as np
 import pytest

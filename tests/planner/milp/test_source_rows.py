@@ -1,4 +1,6 @@
-"""A bound's rematerializations find their inputs somewhere in their gap: it is higher for that, and never above the optimum."""
+"""A bound's rematerializations find their inputs somewhere in their gap: it is higher for that,
+and never above the optimum.
+"""
 
 from dataclasses import replace
 
@@ -44,7 +46,8 @@ def test_no_schedule_beats_the_bound_and_it_is_often_higher_than_without_inputs(
 
 
 def passing(count: int, *, room: int) -> Problem:
-    """Return a forward pass of `count` pairs, of which the second is made of the first and read in the backward pass; no first is.
+    """Return a forward pass of `count` pairs, of which the second is made of the first and read in the
+    backward pass; no first is.
 
     Making a second again takes a joule, and what it is made of is gone by then: three joules more.
     """

@@ -10,7 +10,9 @@ COLUMNS, ROWS = 90, 60
 
 
 def sliding(seed: int, *, integral: bool) -> LinearModel:
-    """Return a model whose rows hold forty columns each, of which a few are others from row to row, and short rows between."""
+    """Return a model whose rows hold forty columns each, of which a few are others from row to
+    row, and short rows between.
+    """
     rng = np.random.default_rng(seed)
     model = LinearModel()
     for k in range(COLUMNS):

@@ -1,4 +1,6 @@
-"""eq11, eq12 and what alternatives do to the other rows: a schedule passes exactly where the replay finds room and time for it."""
+"""eq11, eq12 and what alternatives do to the other rows: a schedule passes exactly where the replay
+finds room and time for it.
+"""
 
 from dataclasses import replace
 

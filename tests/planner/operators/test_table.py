@@ -56,7 +56,10 @@ def test_what_is_allowed_is_what_a_bundle_may_call() -> None:
 
 
 def tables(tree: ast.Module) -> Iterator[tuple[int, list[str]]]:
-    """Yield the literals of a module that name operators and little else: their lines, and the names. Types are none of them."""
+    """Yield the literals of a module that name operators and little else: their lines, and the names.
+
+    Types are none of them.
+    """
     types = {
         id(node.slice)
         for node in ast.walk(tree)

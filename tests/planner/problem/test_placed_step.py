@@ -1,4 +1,6 @@
-"""A placed step reads everything where its operators run, from copies that are made before and never outlive what they show."""
+"""A placed step reads everything where its operators run, from copies that are made before and
+never outlive what they show.
+"""
 
 import random
 

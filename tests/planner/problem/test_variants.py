@@ -49,7 +49,9 @@ def _kept(*alternatives: Alternative) -> tuple[int, ...]:
     ],
 )
 def test_what_takes_no_less_of_anything_is_left_out(other: StageChange, kept: tuple[int, ...]) -> None:
-    """A shorter stage may have the step wait for transfers: its joules must be less by what the device draws meanwhile."""
+    """A shorter stage may have the step wait for transfers: its joules must be less by what
+    the device draws meanwhile.
+    """
     assert _kept(Alternative("other", (other,))) == kept
 
 

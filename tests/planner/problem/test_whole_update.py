@@ -1,4 +1,6 @@
-"""All micro-batches of an update in one graph: the operators of each, in an order that uses a weight's bytes for all of them."""
+"""All micro-batches of an update in one graph: the operators of each, in an order that uses a
+weight's bytes for all of them.
+"""
 
 from collections import Counter
 from dataclasses import replace

@@ -55,7 +55,9 @@ def test_what_does_not_run_on_fewer_rows_runs_whole(graph: StepGraph) -> None:
 
 
 def test_what_a_kernel_left_for_its_backward_pass_is_never_cut() -> None:
-    """An LSTM's workspace has one dimension: a part of it would have too few bytes for the rows that the kernel knows of."""
+    """An LSTM's workspace has one dimension: a part of it would have too few bytes for the rows
+    that the kernel knows of.
+    """
     model = nn.LSTM(64, 128, batch_first=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     graph = capture_step(model, lambda m, x: m(x)[0].square().mean(), optimizer, (torch.randn(8, 16, 64),)).graphs[

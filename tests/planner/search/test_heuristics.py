@@ -98,7 +98,9 @@ def test_boundaries_of_paged_segments_are_paged_and_kept_segments_are_left_alone
 
 
 def test_by_time_hidden_transfers_are_free() -> None:
-    """A page that hides behind compute costs no second, whatever it costs in joules; the joules' greedy would recompute."""
+    """A page that hides behind compute costs no second, whatever it costs in joules; the
+    joules' greedy would recompute.
+    """
     problem = network(paging=(Paging(0, 0.01, 0.01, 100.0, 100.0),))
     short = Problem(problem.stages, problem.tensors, 80, semantics=problem.semantics)
     found = by_time(short).schedule

@@ -205,7 +205,9 @@ def test_packing_where_it_is_cheap_takes_less_energy_than_doing_without(share: f
 
 @pytest.mark.parametrize("seed", [13, 19, 50, 122])
 def test_being_able_to_pack_never_costs_more(seed: int) -> None:
-    """Prices at which packing is a trap for whoever takes the next best tensor: some cheap, some expensive, some that save little."""
+    """Prices at which packing is a trap for whoever takes the next best tensor: some cheap, some
+    expensive, some that save little.
+    """
     graph, costs = packed_costs()
     rng = random.Random(seed)
     packings = tuple(
@@ -244,7 +246,9 @@ def test_what_greedy_search_finds_without_packing_is_looked_for_once(monkeypatch
 
 
 def test_packing_may_take_a_little_time_to_spare_flash_that_wears_out() -> None:
-    """As everything else that spares it may: plans that wrote several times as much were taken, as they were no slower."""
+    """As everything else that spares it may: plans that wrote several times as much were
+    taken, as they were no slower.
+    """
     graph, costs = packed_costs()
     slow = tuple(
         replace(p, pack_seconds=16 * p.pack_seconds, unpack_seconds=16 * p.unpack_seconds) for p in costs.packings
@@ -263,7 +267,9 @@ def test_packing_may_take_a_little_time_to_spare_flash_that_wears_out() -> None:
 
 @pytest.mark.slow
 def test_the_search_with_packing_looks_within_what_a_plan_without_takes() -> None:
-    """Where packing takes time, the plan of least energy takes more of it than one without: then the next best is wanted, not none."""
+    """Where packing takes time, the plan of least energy takes more of it than one without: then the next
+    best is wanted, not none.
+    """
     graph, costs = packed_costs()
     slow = tuple(
         replace(p, pack_seconds=400 * p.pack_seconds, unpack_seconds=400 * p.unpack_seconds) for p in costs.packings

@@ -91,8 +91,9 @@ def test_with_two_pools_and_three_levels_the_optimum_equals_brute_force(block: i
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("copied", [False, True])
 def test_with_two_pools_and_a_weight_that_is_paged_the_optimum_equals_brute_force(copied: bool) -> None:
-    """What lives within the step may go to the host's memory or to flash; a weight to flash, around the step's end too, or, `copied`,
-    to the host's memory, which has it all the time then and flash never."""
+    """What lives within the step may go to the host's memory or to flash; a weight to flash, around the step's end too,
+    or, `copied`, to the host's memory, which has it all the time then and flash never.
+    """
     tried = wrapped = at_host = 0
     for seed in range(60):
         problem = with_a_weight(beside_host_memory(random_problem(seed), seed), seed, copied=copied)
@@ -152,7 +153,9 @@ def test_the_hosts_memory_is_a_limit_of_its_own() -> None:
 
 
 def test_with_all_the_hosts_memory_and_a_free_link_the_plan_is_that_of_one_pool() -> None:
-    """What the device has too little of, the host has: but for its pages, nothing is decided otherwise, and nothing is lost."""
+    """What the device has too little of, the host has: but for its pages, nothing is decided
+    otherwise, and nothing is lost.
+    """
     moved = 0
     for seed in range(20):
         problem = beside_host_memory(random_problem(seed, semantics=Semantics.ELASTIC), seed)
@@ -235,7 +238,9 @@ def _pages(problem: Problem) -> bool:
 
 
 def test_of_two_paging_targets_the_better_is_taken() -> None:
-    """zram costs little but keeps bytes in RAM; flash is expensive and keeps none: which is better depends on the budget."""
+    """zram costs little but keeps bytes in RAM; flash is expensive and keeps none: which is
+    better depends on the budget.
+    """
     stages = tuple(Stage(f"s{t}", 1.0, 1.0) for t in range(6))
     zram = Paging(1, 0.1, 0.1, 1.0, 1.0, stored_bytes=4)
     flash = Paging(0, 0.1, 0.1, 5.0, 5.0)

@@ -1,4 +1,6 @@
-"""Plans of a step that was seen to run: within the bytes, cheaper than the least recently used, in a process of its own."""
+"""Plans of a step that was seen to run: within the bytes, cheaper than the least recently
+used, in a process of its own.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""Plans transferred to a step of another shape: within the limits, no more than is needed, almost nothing beyond the step."""
+"""Plans transferred to a step of another shape: within the limits, no more than is needed,
+almost nothing beyond the step.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""A small language model's step, with what is hard to cut: a loss head, attention with dropout, labels that are ignored."""
+"""A small language model's step, with what is hard to cut: a loss head, attention with
+dropout, labels that are ignored.
+"""
 
 import functools
 

@@ -1,4 +1,6 @@
-"""A small convolutional network's step: a batch norm whose gradient a shortcut reads again, and one whose gradient nothing else reads."""
+"""A small convolutional network's step: a batch norm whose gradient a shortcut reads again, and one whose
+gradient nothing else reads.
+"""
 
 import torch
 from torch import nn

@@ -31,7 +31,9 @@ def reader_loss(model: nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> to
 
 
 def reader_batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids, many of them twice, rows at the edges of blocks and the one without a gradient among them, and labels."""
+    """Return ids, many of them twice, rows at the edges of blocks and the one without a
+    gradient among them, and labels.
+    """
     ids, labels = adapted_batch(seed)
     ids[1:] %= 211
     ids[0, :8] = torch.tensor([0, 191, 192, 207, 208, 383, 384, CLASSES - 1])

@@ -28,7 +28,9 @@ WIDTH, ROWS = 64, 96
 
 
 class Pointwise(nn.Module):
-    """Activations, residual sums, dropout, a difference whose second operand dies, and a tensor that two operators need."""
+    """Activations, residual sums, dropout, a difference whose second operand dies, and a
+    tensor that two operators need.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Sums over rows and samples in tiles: in another order where that is allowed, close to the whole's, marked, and never otherwise."""
+"""Sums over rows and samples in tiles: in another order where that is allowed, close to the whole's,
+marked, and never otherwise.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""What a later torch has that nobody decided about: storages' methods, autograd's nodes, optimizers' functions and their parameters."""
+"""What a later torch has that nobody decided about: storages' methods, autograd's nodes, optimizers'
+functions and their parameters.
+"""
 
 import importlib
 import inspect

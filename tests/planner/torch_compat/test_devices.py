@@ -1,4 +1,6 @@
-"""Memory of the host's as a device's storage; on the CPU, and on the machines that have the devices where these are tested."""
+"""Memory of the host's as a device's storage; on the CPU, and on the machines that have the
+devices where these are tested.
+"""
 
 import pytest
 import torch

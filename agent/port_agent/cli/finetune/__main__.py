@@ -1,7 +1,8 @@
 """The process that fine-tunes: `python -m port_agent.cli.finetune OPTIONS [--explain BYTES | --show-data]`, options as
 JSON.
 
-`port-agent finetune` starts it. With `--explain` it only describes what it would do; with `--show-data`, it only shows what it would learn.
+`port-agent finetune` starts it. With `--explain` it only describes what it would do; with `--show-data`, it only
+shows what it would learn.
 """
 
 import dataclasses

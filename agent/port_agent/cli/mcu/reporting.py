@@ -1,4 +1,6 @@
-"""`mcu compile --report`: the cost of each layer and what quantization loses in it, as a table, as JSON and as a page."""
+"""`mcu compile --report`: the cost of each layer and what quantization loses in it, as a
+table, as JSON and as a page.
+"""
 
 import html
 from collections.abc import Sequence

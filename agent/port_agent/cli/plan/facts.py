@@ -437,7 +437,9 @@ def _refereed(manifest: "Manifest") -> str:
 
 
 def fine_bound_of(bundle: "Bundle") -> float | None:
-    """Return a bound in joules on the main plan's overhead that holds without coarsening; None if computing it took too long."""
+    """Return a bound in joules on the main plan's overhead that holds without coarsening; None if
+    computing it took too long.
+    """
     from port_planner.search.plan_problem import MAX_SEARCHED
     from port_planner.search.plan_step import fine_bound
 

@@ -1,1 +1,3 @@
-"""Attribute measured energy to the running jobs (`jobs`), and a job's energy to its steps and their phases (`one_job`)."""
+"""Attribute measured energy to the running jobs (`jobs`), and a job's energy to its steps and
+their phases (`one_job`).
+"""

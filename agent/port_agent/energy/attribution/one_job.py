@@ -1,9 +1,9 @@
 """Split the measured energy of one job among its steps and phases, so that the parts always add up to the whole.
 
-Energy comes as intervals (from the source), activity as events (from the worker, a step after it is done). An interval is split once the
-activity in it is known. Its static part is the idle baseline times its seconds. The rest belongs to the phases of the step, by the joules
-that each is expected to take (seconds at compute power, bytes moved at joules per byte). So a transfer hidden behind compute does not take
-half of the compute's energy.
+Energy comes as intervals (from the source), activity as events (from the worker, a step after it is done). An interval
+is split once the activity in it is known. Its static part is the idle baseline times its seconds. The rest belongs to
+the phases of the step, by the joules that each is expected to take (seconds at compute power, bytes moved at joules per
+byte). So a transfer hidden behind compute does not take half of the compute's energy.
 """
 
 import enum
@@ -40,7 +40,10 @@ _TRANSFER_POWER_SHARE = 0.1
 takes about 0.1 W to 0.3 W, the four cores of a Pi 4 about 3.5 W.
 """
 _MAX_PENDING = 1200
-"""Largest number of intervals kept during a long step. Beyond this, neighbours are merged, because one step gets all of them anyway."""
+"""Largest number of intervals kept during a long step.
+
+Beyond this, neighbours are merged, because one step gets all of them anyway.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,8 @@ class MeteredStep:
     def of(cls, event: StepDone, plan: int) -> "MeteredStep":
         """Return the step that a worker reports while `plan` is in use; unknown phases count as `other`.
 
-        A worker may count a wait both in its phase and as `stall`; waits are then subtracted from the computing phases. `page_in` and
-        `page_out` are what its page thread measured; they run alongside the others.
+        A worker may count a wait both in its phase and as `stall`; waits are then subtracted from the computing phases.
+        `page_in` and `page_out` are what its page thread measured; they run alongside the others.
         """
         phases: dict[EnergyPhase, float] = {}
         for name, seconds in event.phases_s.items():

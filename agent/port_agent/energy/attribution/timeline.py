@@ -55,10 +55,11 @@ class Integrator:
         self._trouble = ""
 
     def add(self, reading: SensorReading, info: SourceInfo, expected_period_s: float) -> Interval | None:
-        """Return the interval that ends with `reading`; None for the first reading, and for one that is not newer than the last.
+        """Return the interval that ends with `reading`; None for the first reading, and for one that
+        is not newer than the last.
 
-        Counters are subtracted, and power is integrated as a trapezoid. A change of source, an earlier failure or a silence of over three
-        expected periods gives a gap.
+        Counters are subtracted, and power is integrated as a trapezoid. A change of source, an earlier failure or a
+        silence of over three expected periods gives a gap.
         """
         if self._end_s is not None and reading.time_s <= self._end_s:
             return None

@@ -123,7 +123,10 @@ class PowerSource(Protocol):
         """The source's own description."""
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the reading at `now_s`; None if there is nothing to measure. Raise `SourceError` if the source is broken."""
+        """Return the reading at `now_s`; None if there is nothing to measure.
+
+        Raise `SourceError` if the source is broken.
+        """
 
     def self_test(self, now_s: float) -> SelfTest:
         """Return whether this source works here, with the remedy if it does not. Never raises `SourceError`."""
@@ -133,7 +136,9 @@ class PowerSource(Protocol):
 
 
 MAX_PLAUSIBLE_WATTS = 5000.0
-"""Largest plausible power in watts: no machine that this project runs on draws more, so a higher figure is a broken read."""
+"""Largest plausible power in watts: no machine that this project runs on draws more, so a
+higher figure is a broken read.
+"""
 
 
 def probe_by_reading(source: PowerSource, now_s: float) -> SelfTest:
@@ -170,8 +175,8 @@ _MAX_ATTRIBUTE_BYTES = 1 << 16
 def read_text(source: str, path: Path) -> str:
     """Return the content of the small file at `path` without its final newline.
 
-    Kernel attribute files end in a newline, so a text without one is a torn read. Raises SourceError with the remedy for a torn read, and
-    if the file cannot be read.
+    Kernel attribute files end in a newline, so a text without one is a torn read. Raises SourceError with the remedy
+    for a torn read, and if the file cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a third of the time of Path.read_text, once a second

@@ -1,8 +1,8 @@
 """The power that a machine takes from its battery, from the gauge's figures in /sys/class/power_supply.
 
-There are several styles of gauges: POWER_NOW in uW; CURRENT_NOW in uA times VOLTAGE_NOW in uV (the sign of the current differs between
-drivers); or only a level, ENERGY_NOW in uWh or CHARGE_NOW in uAh, whose decrease is the energy. A gauge shows the machine's power only
-while it discharges: charging, resting and `Not charging` mean nothing.
+There are several styles of gauges: POWER_NOW in uW; CURRENT_NOW in uA times VOLTAGE_NOW in uV (the sign of the current
+differs between drivers); or only a level, ENERGY_NOW in uWh or CHARGE_NOW in uAh, whose decrease is the energy. A gauge
+shows the machine's power only while it discharges: charging, resting and `Not charging` mean nothing.
 """
 
 import enum
@@ -30,7 +30,9 @@ NAME = "battery"
 _FOLDER = "sys/class/power_supply"
 _LINE = re.compile(r"[A-Z0-9_]+=[^\n]*")
 _VOLTS_RANGE = (2.0, 100.0)
-"""Plausible volts: from one empty lithium cell to a pack of 24 cells; a max17040 on a Pi reads 0.05 V (raspberrypi/linux issue #2906)."""
+"""Plausible volts: from one empty lithium cell to a pack of 24 cells; a max17040 on a Pi reads 0.05 V
+(raspberrypi/linux issue #2906).
+"""
 
 
 class Style(enum.Enum):

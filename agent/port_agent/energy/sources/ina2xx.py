@@ -2,9 +2,9 @@
 
 They are read by the kernel's hwmon driver, or directly over I2C.
 
-What such a chip measures depends on its wire, which no file describes. In a supply line it measures what the board draws. On a UPS HAT it
-measures what flows into and out of the battery. A negative current then feeds the board (networkupstools/nut issue #2960); a positive one
-charges the battery and does not show the board's power.
+What such a chip measures depends on its wire, which no file describes. In a supply line it measures what the board
+draws. On a UPS HAT it measures what flows into and out of the battery. A negative current then feeds the board
+(networkupstools/nut issue #2960); a positive one charges the battery and does not show the board's power.
 """
 
 import enum
@@ -52,8 +52,8 @@ class BusReading:
     def board_watts(self, wire: Wire) -> float | None:
         """Return the power that the board draws through `wire`; None while a battery charges or rests.
 
-        With an unknown wire, only a negative current counts: a battery that feeds the board, or a supply line measured in reverse. Both
-        mean the same power.
+        With an unknown wire, only a negative current counts: a battery that feeds the board, or a supply line measured
+        in reverse. Both mean the same power.
         """
         if wire is Wire.SUPPLY:
             return self.volts * abs(self.amperes)

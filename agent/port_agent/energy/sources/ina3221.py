@@ -1,7 +1,7 @@
 """Power of a Jetson board from its INA3221 sensors: volts times amperes per channel.
 
-Three layouts (ml-energy/zeus PR #226, jetson_stats issues #131 and #428): driver `ina3221` since L4T 35 and `ina3221x` before it, both with
-hwmon files; and `ina3221x` with iio files up to JetPack 4.
+Three layouts (ml-energy/zeus PR #226, jetson_stats issues #131 and #428): driver `ina3221` since L4T 35 and `ina3221x`
+before it, both with hwmon files; and `ina3221x` with iio files up to JetPack 4.
 """
 
 from collections.abc import Iterator

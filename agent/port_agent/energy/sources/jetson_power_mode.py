@@ -1,7 +1,7 @@
 """The power mode of a Jetson, which determines the online cores, their speeds, and so every measured figure.
 
-Read from nvpmodel's files, which are readable to all: /var/lib/nvpmodel/status ("pmode:0002") and the modes' names in /etc/nvpmodel.conf
-("< POWER_MODEL ID=2 NAME=MODE_30W >"). `nvpmodel -q` prints the same, on some releases only to root.
+Read from nvpmodel's files, which are readable to all: /var/lib/nvpmodel/status ("pmode:0002") and the modes' names in
+/etc/nvpmodel.conf ("< POWER_MODEL ID=2 NAME=MODE_30W >"). `nvpmodel -q` prints the same, on some releases only to root.
 """
 
 import re

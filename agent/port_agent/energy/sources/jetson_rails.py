@@ -15,7 +15,9 @@ SUMS = (
     ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),  # AGX Orin
     ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),  # AGX Xavier (jetson_stats issue #51: the total is the sum of all)
 )
-"""Sums for boards without an input rail: these rails together feed the module and the 5 V system, but not the carrier."""
+"""Sums for boards without an input rail: these rails together feed the module and the 5 V
+system, but not the carrier.
+"""
 
 GPU_RAILS = {
     "VDD_GPU_SOC": "the GPU with the rest of the chip's core",  # AGX Orin

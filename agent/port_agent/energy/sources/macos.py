@@ -140,7 +140,9 @@ def read_smart_battery() -> str:
 
 
 def mac_battery_source(read_registers: Callable[[], str] = read_smart_battery) -> ToolSource:
-    """Return a source of the power that a MacBook takes from its battery; it has nothing to measure unless the battery discharges."""
+    """Return a source of the power that a MacBook takes from its battery; it has nothing to measure
+    unless the battery discharges.
+    """
     info = SourceInfo(
         BATTERY,
         Kind.MEASURED,

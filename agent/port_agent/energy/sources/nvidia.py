@@ -1,7 +1,9 @@
-"""The power of NVIDIA cards, from their sensors as `nvidia-smi` prints them. A Jetson's GPU is on rails of its board instead.
+"""The power of NVIDIA cards, from their sensors as `nvidia-smi` prints them. A Jetson's GPU is on
+rails of its board instead.
 
-A card that the kernel has switched off is left asleep: it draws almost no power, and a query would wake it. `power.draw` is the mean of the
-last second on most cards; on some (A100, H100) the sensor is active for a quarter of the time (arXiv 2312.02741).
+A card that the kernel has switched off is left asleep: it draws almost no power, and a query would wake it.
+`power.draw` is the mean of the last second on most cards; on some (A100, H100) the sensor is active for a quarter of
+the time (arXiv 2312.02741).
 """
 
 import re
@@ -113,7 +115,9 @@ class WithCards:
         self._joules = 0.0
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the machine's reading including the cards; raise `SourceError` if they must be added and do not report."""
+        """Return the machine's reading including the cards; raise `SourceError` if they must
+        be added and do not report.
+        """
         before, self._before = self._before, None
         found = self._machine.read(now_s)
         if found is None:

@@ -63,7 +63,8 @@ def board_model(name: str) -> PowerModel:
 
 
 def model_of(board: str = "", root: Path = Path("/")) -> PowerModel:
-    """Return the power model of this machine: from the named board file, otherwise from the one that describes it, or a marked guess.
+    """Return the power model of this machine: from the named board file, otherwise from the one that
+    describes it, or a marked guess.
 
     Raises BoardError for a board file that cannot be read.
     """
@@ -79,10 +80,11 @@ def power_with(
     board: str = "",
     root: Path = Path("/"),
 ) -> PowerModel:
-    """Return the power that this machine draws while `threads` of its cores compute; `full_watts` is then for these cores alone.
+    """Return the power that this machine draws while `threads` of its cores compute; `full_watts` is
+    then for these cores alone.
 
-    The watts are the given ones (all cores busy), or else those of `model_of`. Cores draw equal shares. If the board file gives the power
-    of the first core, which wakes up more than itself, the others share the rest.
+    The watts are the given ones (all cores busy), or else those of `model_of`. Cores draw equal shares. If the board
+    file gives the power of the first core, which wakes up more than itself, the others share the rest.
     """
     model, cores = model_of(board, root), os.cpu_count() or 1
     static = model.static_watts if static_watts is None else static_watts

@@ -2,9 +2,10 @@
 
 `intel-rapl:*`; AMD Zen uses the same names.
 
-`psys` is the whole platform and already contains the packages, so if it advances, it is used alone. Otherwise the packages count, and their
-`dram` sub-zones, which the package counter leaves out (Intel SDM vol. 3, 15.10; powercap/powercap issue #3). `core` and `uncore` lie inside
-the package. `intel-rapl-mmio:*` shows the same packages a second time (mlco2/codecarbon PR #950).
+`psys` is the whole platform and already contains the packages, so if it advances, it is used alone. Otherwise the
+packages count, and their `dram` sub-zones, which the package counter leaves out (Intel SDM vol. 3, 15.10;
+powercap/powercap issue #3). `core` and `uncore` lie inside the package. `intel-rapl-mmio:*` shows the same packages a
+second time (mlco2/codecarbon PR #950).
 """
 
 import re
@@ -27,7 +28,10 @@ NAME = "rapl"
 _TREES = ("sys/class/powercap", "sys/devices/virtual/powercap/intel-rapl")
 _TOP_ZONE = re.compile(r"intel-rapl:\d+")
 _MAX_ZONE_WATTS = 1000.0
-"""Largest plausible watts of a zone. If a zone was silent for longer than a wrap takes at this power, the number of wraps is unknown."""
+"""Largest plausible watts of a zone.
+
+If a zone was silent for longer than a wrap takes at this power, the number of wraps is unknown.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,8 @@ def find_zones(root: Path) -> tuple[Zone, ...]:
 def _without_mirrors(packages: list[Zone]) -> list[Zone]:
     """Return the packages without those that repeat another one's counter.
 
-    Some processors with several dies show the socket's counter once per die (mlco2/codecarbon issue #1274). Two real counters that have run
-    for a while never differ by less than a joule.
+    Some processors with several dies show the socket's counter once per die (mlco2/codecarbon issue #1274). Two real
+    counters that have run for a while never differ by less than a joule.
     """
     kept: list[tuple[Zone, float]] = []
     for zone in packages:

@@ -127,7 +127,10 @@ class SourceChoice:
 
 
 _ON_THREADS = (ina3221.NAME, ina2xx.NAME, battery.NAME, rapl.NAME)
-"""Sources that read files and chips themselves, which may hang. The others already wait elsewhere, for a process or a network."""
+"""Sources that read files and chips themselves, which may hang.
+
+The others already wait elsewhere, for a process or a network.
+"""
 
 
 def open_sources(
@@ -194,7 +197,8 @@ def configured_model(config: EnergyConfig, model: PowerModel | None) -> PowerMod
 
 
 def diagnose(config: EnergyConfig, model: PowerModel | None, root: Path) -> tuple[SourceReport, ...]:
-    """Return the report on every source, and leave nothing open: working ones, best first, then broken ones, then absent ones.
+    """Return the report on every source, and leave nothing open: working ones, best first, then
+    broken ones, then absent ones.
 
     The agent uses the first.
     """
@@ -335,7 +339,8 @@ def _plugin_openers(config: EnergyConfig) -> dict[str, Callable[[], PowerSource]
 
 
 def _has_plugin() -> bool:
-    """Return whether an installed distribution declares a power source, by the files that Python's packaging installs for it.
+    """Return whether an installed distribution declares a power source, by the files that Python's
+    packaging installs for it.
 
     Most machines have none, and `importlib.metadata`, which would say more, takes 2 MB of a long-lived process.
     """

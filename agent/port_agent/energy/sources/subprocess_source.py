@@ -21,8 +21,9 @@ from port_agent.energy.sources.base import (
 _COMMAND_TIMEOUT_S = 2.0
 """Seconds that a command may take; the supervisor waits for it, and such commands take about 10 ms."""
 _MAX_PENDING_BYTES = 1 << 20
-"""Largest unfinished record in bytes. A record is a few kB; a tool that never ends one is broken and must not fill the supervisor's
-memory.
+"""Largest unfinished record in bytes.
+
+A record is a few kB; a tool that never ends one is broken and must not fill the supervisor's memory.
 """
 
 
@@ -51,7 +52,8 @@ class ToolSource:
         close: Callable[[], None] = lambda: None,
         gpu: Callable[[str], GpuReading | None] = lambda text: None,
     ) -> None:
-        """`gpu` reads the GPU's part. `text` returns the tool's output at a given time, and None before the first record.
+        """`gpu` reads the GPU's part. `text` returns the tool's output at a given time, and
+        None before the first record.
 
         `watts` parses it, and returns None if there is nothing to measure.
         """
@@ -95,8 +97,8 @@ class ChildOutput:
     def newest(self, now_s: float) -> str | None:
         """Return the newest whole record; None before the first.
 
-        Starts the tool if it does not run. Raises `SourceError` if it has died, is missing, or has been silent for longer than
-        `stale_after_s`.
+        Starts the tool if it does not run. Raises `SourceError` if it has died, is missing, or has been silent for
+        longer than `stale_after_s`.
         """
         child = self._child or self._start(now_s)
         self._take(child, now_s)

@@ -31,7 +31,10 @@ class ReadThread:
         self._asked_s = 0.0
 
     def ask(self, question: Callable[[], T], wait_s: float) -> T:
-        """Return the answer. Raises TimeoutError if it, or that to an earlier query, is late; also raises whatever `question` raises."""
+        """Return the answer.
+
+        Raises TimeoutError if it, or that to an earlier query, is late; also raises whatever `question` raises.
+        """
         if self._unanswered is not None and not self._unanswered.done():
             raise TimeoutError
         answer = self._reader.ask(question)
@@ -91,7 +94,9 @@ class TimelySource:
         return self._inner.info
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the reading at `now_s`, or the previous one if it is late; raise `SourceError` if the source is broken or silent."""
+        """Return the reading at `now_s`, or the previous one if it is late; raise `SourceError` if the
+        source is broken or silent.
+        """
         late = self._thread.late()
         try:
             if late is None:

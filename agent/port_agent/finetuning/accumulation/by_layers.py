@@ -1,4 +1,5 @@
-"""Run the micro-batches of an update together, layer by layer, so that each layer's weights are read once per direction and update.
+"""Run the micro-batches of an update together, layer by layer, so that each layer's weights are read once
+per direction and update.
 
 Run one at a time, each micro-batch goes through all layers and back, and weights that do not fit into the budget are
 read for each of them. Here all micro-batches go through the first layer, then through the second, and so on. The hidden
@@ -393,7 +394,9 @@ class _MicroBatch:
 
 
 class _Bridge(torch.autograd.Function):
-    """Stands for all layers: forward, it returns the last layer's output; backward, the gradient of the first layer's input."""
+    """Stands for all layers: forward, it returns the last layer's output; backward, the gradient
+    of the first layer's input.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, last: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:

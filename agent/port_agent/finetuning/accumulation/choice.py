@@ -9,7 +9,8 @@ from port_agent.finetuning.text.task import Task, TaskKind
 from port_planner.base.units import format_bytes
 
 _SPARED_BYTES = 16 << 20
-"""Largest number of bytes that an update of adapters may write to wearing flash; beyond it, layers are recomputed instead.
+"""Largest number of bytes that an update of adapters may write to wearing flash; beyond it,
+layers are recomputed instead.
 
 A card of 32 GB endures about a million such updates.
 """
@@ -28,11 +29,12 @@ def accumulation_of(
 ) -> Accumulation:
     """Return how the micro-batches of a model run; both orders give the same bits.
 
-    `model`: a model without adapters. `weights_bytes`: everything that stays from one micro-batch to the next: the weights that a step
-    multiplies by, gradients and moments. `free_bytes`: memory for these and all tensors, None without a budget. `flash_bytes`: what an
-    update wrote to flash that wears out when batches ran one at a time. If more than adapters are trained, the trained weights must be
-    written either way. A single batch may also run layer by layer, because then none of a layer's tensors are kept for the backward pass.
-    Raises FinetuneError if layer by layer is asked for and impossible.
+    `model`: a model without adapters. `weights_bytes`: everything that stays from one micro-batch to the next: the
+    weights that a step multiplies by, gradients and moments. `free_bytes`: memory for these and all tensors, None
+    without a budget. `flash_bytes`: what an update wrote to flash that wears out when batches ran one at a time. If
+    more than adapters are trained, the trained weights must be written either way. A single batch may also run layer by
+    layer, because then none of a layer's tensors are kept for the backward pass. Raises FinetuneError if layer by layer
+    is asked for and impossible.
     """
     writes = options.lora_rank is not None and flash_bytes > _SPARED_BYTES
     if options.accumulate == 1 and options.accumulate_by is None and not writes:

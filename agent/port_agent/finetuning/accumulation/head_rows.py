@@ -1,10 +1,11 @@
 """How a frozen head's product runs on some rows at a time with the bits of all rows at once.
 
-The logits of all rows, together with the product's temporary memory, are the peak of a step. Rows of a product are independent of each
-other, but kernels may add terms in a different order if there are fewer rows. This is tested on this device, forward and backward, for each
-number of rows before the head first runs on it. The test uses numbers whose sums cancel, the head's width and data type, and as many of its
-outputs as fit into `_COMPARED_BYTES`. Blocks whose bits differ are not used. A cap or a scale after the product may follow only if it works
-elementwise, which is tested, too (`works_by_element`).
+The logits of all rows, together with the product's temporary memory, are the peak of a step. Rows of a product are
+independent of each other, but kernels may add terms in a different order if there are fewer rows. This is tested on
+this device, forward and backward, for each number of rows before the head first runs on it. The test uses numbers
+whose sums cancel, the head's width and data type, and as many of its outputs as fit into `_COMPARED_BYTES`. Blocks
+whose bits differ are not used. A cap or a scale after the product may follow only if it works elementwise, which is
+tested, too (`works_by_element`).
 """
 
 import itertools
@@ -21,7 +22,10 @@ from port_planner.exactness.kept_answers import KeptAnswers
 from port_planner.exactness.tiles import Operands, tiles_equal
 
 MIN_ROWS = 16
-"""Fewest rows in a block. With fewer, products use special kernels, and reading the weight takes longer than multiplying by it."""
+"""Fewest rows in a block.
+
+With fewer, products use special kernels, and reading the weight takes longer than multiplying by it.
+"""
 
 AT_ONCE = (128, 64, 32, MIN_ROWS)
 """Numbers of rows that are tried, the largest first, because each block reads the whole weight."""
@@ -30,8 +34,8 @@ _COMPARED_BYTES = 24 << 20
 """Approximate bytes that a comparison takes."""
 
 _MIN_OUTPUTS, _STEP_OUTPUTS = 1024, 64
-"""Fewest outputs of the head that are compared, and the number of which they are a multiple, so that no kernel's last columns lie inside
-the whole.
+"""Fewest outputs of the head that are compared, and the number of which they are a multiple, so that no kernel's last
+columns lie inside the whole.
 """
 
 
@@ -45,7 +49,8 @@ _ELEMENTS_SPREAD = 16.0
 
 
 def works_by_element(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> bool:
-    """Return whether a function gives an element, [1, 1, elements], and its gradient the same bits regardless of the surrounding elements.
+    """Return whether a function gives an element, [1, 1, elements], and its gradient the same bits regardless of
+    the surrounding elements.
 
     A kernel may compute the last elements of a row by different code than those that fill its vectors.
     """
@@ -75,7 +80,9 @@ def head_row_blocks(rows: int, at_once: int) -> list[tuple[int, int]]:
 
 
 class HeadRows:
-    """The number of rows on which a head runs at a time: at most `most`, or fewer if only that gives the bits of all at once."""
+    """The number of rows on which a head runs at a time: at most `most`, or fewer if only that
+    gives the bits of all at once.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, most: int) -> None:
         """`weight`: [outputs, width], of which only shape and data type count; `bias`: whether there is one."""
@@ -109,7 +116,10 @@ class HeadRows:
         )
 
     def _has_bits_of_whole(self, blocks: list[tuple[int, int]]) -> bool:
-        """Return whether these blocks give both products the bits of all rows. The first block, the last and one between are tested."""
+        """Return whether these blocks give both products the bits of all rows.
+
+        The first block, the last and one between are tested.
+        """
         rows, item = blocks[-1][1], self._dtype.itemsize
         output_bytes = self._width * item + rows * (3 * item + torch.float32.itemsize)
         outputs = max(_COMPARED_BYTES // output_bytes // _STEP_OUTPUTS * _STEP_OUTPUTS, _MIN_OUTPUTS)

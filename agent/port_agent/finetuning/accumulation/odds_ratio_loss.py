@@ -1,7 +1,7 @@
 """The loss of pairs of answers by their odds: ORPO (Hong et al., 2024), which needs no other model to compare with.
 
-The preferred answer is learned with its prompt, and its odds are raised over those of the rejected one. As for DPO, the formula is computed
-from log-probabilities of tokens, and its gradient by each of them takes the logits' memory.
+The preferred answer is learned with its prompt, and its odds are raised over those of the rejected one. As for DPO, the
+formula is computed from log-probabilities of tokens, and its gradient by each of them takes the logits' memory.
 """
 
 import torch
@@ -15,7 +15,9 @@ _LOG_HALF = -0.6931471805599453
 """Border below which log(1 - exp(x)) is computed from exp(x), and above it from exp(x) - 1, as in trl."""
 
 _CERTAIN = -torch.finfo(torch.float32).eps
-"""Upper bound of a mean log-probability; above it an answer is certain, and its odds and their gradient are not finite."""
+"""Upper bound of a mean log-probability; above it an answer is certain, and its odds and
+their gradient are not finite.
+"""
 
 
 class OddsRatioLoss(PreferenceLoss):
@@ -41,7 +43,8 @@ class OddsRatioLoss(PreferenceLoss):
         return loss.detach()
 
     def _loss(self, chosen: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-        """Return the summed loss from the log-probability of each following token. `answers`: which tokens belong to an answer.
+        """Return the summed loss from the log-probability of each following token. `answers`: which
+        tokens belong to an answer.
 
         What follows an answer is padding and is not learned.
         """

@@ -1,14 +1,15 @@
 """A trained head for all micro-batches of an update: its weight is read once, and its gradient is summed in tiles that
 are each written once.
 
-The head is often the largest weight, and often also the table of embeddings. Run one at a time, each micro-batch reads it, makes a gradient
-as large, another one of the embeddings, and adds both to the previous ones. Here the weight stays resident while the micro-batches' losses
-are computed. The gradient of each one's logits is kept in tiles of the vocabulary, which are paged if they do not fit. At the end, each
-tile of the weight's gradient is computed from them. They are summed in the order of the micro-batches, with the gradients of the rows that
-were looked up.
+The head is often the largest weight, and often also the table of embeddings. Run one at a time, each micro-batch reads
+it, makes a gradient as large, another one of the embeddings, and adds both to the previous ones. Here the weight stays
+resident while the micro-batches' losses are computed. The gradient of each one's logits is kept in tiles of the
+vocabulary, which are paged if they do not fit. At the end, each tile of the weight's gradient is computed from them.
+They are summed in the order of the micro-batches, with the gradients of the rows that were looked up.
 
-Each sum has the same terms in the same order. Whether products of tiles have the bits of the whole is tested on this device for each number
-of rows. If they do not, or if a head is more than a product, `TrainedHead.of` and `works_for` report it.
+Each sum has the same terms in the same order. Whether products of tiles have the bits of the whole is tested
+on this device for each number of rows. If they do not, or if a head is more than a product, `TrainedHead.of`
+and `works_for` report it.
 """
 
 import itertools
@@ -38,7 +39,9 @@ _STEP_ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class HeadTile:
-    """The contribution of a micro-batch to the head's gradient: its rows, [rows, width], and the gradient of their logits in tiles."""
+    """The contribution of a micro-batch to the head's gradient: its rows, [rows, width], and the gradient
+    of their logits in tiles.
+    """
 
     rows: torch.Tensor
     given: list[torch.Tensor]
@@ -46,7 +49,9 @@ class HeadTile:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """The gradients of the table's rows that a micro-batch looked up: their indices in order, and the gradients, [rows, width]."""
+    """The gradients of the table's rows that a micro-batch looked up: their indices in order, and the
+    gradients, [rows, width].
+    """
 
     places: torch.Tensor
     gradients: torch.Tensor
@@ -63,8 +68,9 @@ class TrainedHead:
 
     @classmethod
     def of(cls, model: Any, loss: LearnedLoss, tokens: torch.Tensor) -> "TrainedHead | None":
-        """Return a model's head; None if it is not only a product, or is looked up in another way. Tested by a pass over the first of
-        some tokens.
+        """Return a model's head; None if it is not only a product, or is looked up in another way.
+
+        Tested by a pass over the first of some tokens.
         """
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         if type(head) is not nn.Linear or head.bias is not None or not head.weight.requires_grad:
@@ -90,16 +96,17 @@ class TrainedHead:
         return self._embedding is not None
 
     def works_for(self, rows: int) -> bool:
-        """Return whether tiles of a product with this many rows have the bits of the whole on this device. Compared once per number of
-        rows.
+        """Return whether tiles of a product with this many rows have the bits of the whole on this device.
+
+        Compared once per number of rows.
         """
         if rows not in self._equal:
             self._equal[rows] = self._tiles_have_bits_of_whole(rows)
         return self._equal[rows]
 
     def loss(self, hidden: torch.Tensor, labels: torch.Tensor, gradient_of: int) -> tuple[float, HeadTile]:
-        """Return a micro-batch's loss, and its contribution to the head's gradient; the gradient continues through `hidden`, [batch,
-        length, width].
+        """Return a micro-batch's loss, and its contribution to the head's gradient; the gradient continues through
+        `hidden`, [batch, length, width].
         """
         kept, following = learned_places(labels)
         block = hidden[:, -kept:]
@@ -155,8 +162,9 @@ class TrainedHead:
         return max(_TILE_BYTES // row_bytes // _STEP_ROWS, 1) * _STEP_ROWS
 
     def _tiles_have_bits_of_whole(self, rows: int) -> bool:
-        """Return whether tiled products have the bits of autograd's product, for numbers whose sums cancel. Tested in two tiles and the
-        last one.
+        """Return whether tiled products have the bits of autograd's product, for numbers whose sums cancel.
+
+        Tested in two tiles and the last one.
         """
         weight, step = self._head.weight, self._step
         outputs = min(weight.shape[0], 2 * step + weight.shape[0] % step)

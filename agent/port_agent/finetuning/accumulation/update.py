@@ -1,4 +1,5 @@
-"""An update that reads gradients once or twice: for the norm of all, if it is not known yet, and to scale and use each of them.
+"""An update that reads gradients once or twice: for the norm of all, if it is not known yet, and to
+scale and use each of them.
 
 `clip_grad_norm_` reads all gradients, then reads and writes all, and the optimizer reads them again with its state. If
 they do not fit into memory, they are moved each time. The total norm is computed from the norm of each gradient. A

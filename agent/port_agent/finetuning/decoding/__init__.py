@@ -1,1 +1,3 @@
-"""Quantized models of other programs (GGUF files, bitsandbytes, GPTQ and AWQ), decoded to directories with floating-point weights."""
+"""Quantized models of other programs (GGUF files, bitsandbytes, GPTQ and AWQ), decoded to directories
+with floating-point weights.
+"""

@@ -1,4 +1,5 @@
-"""Weights that bitsandbytes, GPTQ and AWQ store as codes in safetensors files, decoded to their exact values in 32 bits.
+"""Weights that bitsandbytes, GPTQ and AWQ store as codes in safetensors files, decoded to
+their exact values in 32 bits.
 
 A value of GPTQ or AWQ is a difference of two small integers times a 16-bit scale, which 32 bits hold exactly. One of
 bitsandbytes is a level times a 32-bit scale, rounded to 32 bits once.

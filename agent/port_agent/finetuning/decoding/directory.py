@@ -1,4 +1,5 @@
-"""Write a quantized model of another program as a directory with floating-point weights, which everything else here reads.
+"""Write a quantized model of another program as a directory with floating-point weights, which
+everything else here reads.
 
 Weights are decoded to their exact values some rows at a time.
 """
@@ -85,8 +86,8 @@ def decode_model(
     """Write the model of a GGUF file, or of a directory with quantized weights, to the directory `out`, completely or
     not at all.
 
-    `tokenizer`: a directory with the tokenizer to use instead of a GGUF file's. `progress` receives the share that is written. Raises
-    FinetuneError for weights that cannot be decoded exactly, and OSError.
+    `tokenizer`: a directory with the tokenizer to use instead of a GGUF file's. `progress` receives the share that is
+    written. Raises FinetuneError for weights that cannot be decoded exactly, and OSError.
     """
     check_not_there(out)
     with ExitStack() as files:
@@ -151,7 +152,10 @@ def _gguf_source(path: Path, tokenizer: Path | None) -> _Source:
 
 
 def _folder_source(folder: Path, files: ExitStack) -> _Source:
-    """Return the contents of a directory's files. Raises FinetuneError for one without codes, or with unknown tensors."""
+    """Return the contents of a directory's files.
+
+    Raises FinetuneError for one without codes, or with unknown tensors.
+    """
     config = _json(folder / CONFIG)
     own = folder / _GPTQ_SETTINGS
     quantization = config.pop("quantization_config", None) or (_json(own) if own.is_file() else None)

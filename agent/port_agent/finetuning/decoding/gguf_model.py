@@ -1,7 +1,8 @@
-"""A GGUF file as a model of transformers: its configuration, its tokenizer, and its weights, decoded some rows at a time.
+"""A GGUF file as a model of transformers: its configuration, its tokenizer, and its weights,
+decoded some rows at a time.
 
-It reads the kinds of models that `export` writes. The resulting configuration must reproduce each setting of the file; a setting without a
-place in it is rejected by name.
+It reads the kinds of models that `export` writes. The resulting configuration must reproduce each setting of the file;
+a setting without a place in it is rejected by name.
 """
 
 import functools
@@ -40,7 +41,9 @@ _FLOATS = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """`config`, `tokenizer`: of transformers; `ends`: the tokens that end an answer; `weights`: by transformers' names."""
+    """`config`, `tokenizer`: of transformers; `ends`: the tokens that end an answer;
+    `weights`: by transformers' names.
+    """
 
     config: Any
     tokenizer: Any
@@ -115,7 +118,10 @@ def _plain_shape(kind: str, given: Mapping[str, Any], tied: bool) -> GgufShape:
 
 
 def _with_factors(shape: GgufShape, stored: Mapping[str, Any]) -> GgufShape:
-    """Return a shape whose frequencies have the file's divisors, if it has any. Raises FinetuneError for unknown ones."""
+    """Return a shape whose frequencies have the file's divisors, if it has any.
+
+    Raises FinetuneError for unknown ones.
+    """
     if _FACTORS not in stored:
         return shape
     wanted = torch.from_numpy(np.array(stored[_FACTORS].data, np.float32))

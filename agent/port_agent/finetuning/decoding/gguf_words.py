@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, as a tokenizer of transformers.
 
-Byte-level BPE is made from the file, as `port_agent.finetuning.export.vocabulary` writes it. For any other tokenizer, the file lacks rules,
-so the original tokenizer is needed; its tokens are compared with the file's.
+Byte-level BPE is made from the file, as `port_agent.finetuning.export.vocabulary` writes it. For any other tokenizer,
+the file lacks rules, so the original tokenizer is needed; its tokens are compared with the file's.
 """
 
 import json

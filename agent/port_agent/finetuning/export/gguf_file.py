@@ -100,8 +100,8 @@ def export_gguf(
     """Write the model of a directory, with an adapter merged into it if given, to the GGUF file `out`, completely or
     not at all.
 
-    `kind`: the type of matrices; None for that of the model's files. `progress` receives the share that is written, `note` receives remarks
-    for people. Raises FinetuneError for parts that have no place in GGUF, and OSError.
+    `kind`: the type of matrices; None for that of the model's files. `progress` receives the share that is written,
+    `note` receives remarks for people. Raises FinetuneError for parts that have no place in GGUF, and OSError.
     """
     check_not_there(out)
     check_model_files(folder)

@@ -1,7 +1,7 @@
 """The description of a model in GGUF: its architecture, its settings, and the names and the order of its weights.
 
-Only kinds of models whose every setting has a place there are written. Anything else is rejected by name and left to llama.cpp's own
-converter.
+Only kinds of models whose every setting has a place there are written. Anything else is rejected by name and left to
+llama.cpp's own converter.
 """
 
 import re
@@ -90,7 +90,9 @@ class GgufShape:
         return torch.arange(heads * self.head_size).view(heads, 2, self.head_size // 2).transpose(1, 2).reshape(-1)
 
     def rope_factors(self) -> torch.Tensor | None:
-        """Return the divisors of the rotary frequencies, [head size / 2] in 32 bits; None if all frequencies follow from one number."""
+        """Return the divisors of the rotary frequencies, [head size / 2] in 32 bits; None if all
+        frequencies follow from one number.
+        """
         if self.rope["rope_type"] != "llama3":
             return None
         scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](self.config, torch.device("cpu"))
@@ -119,7 +121,10 @@ class GgufShape:
 
 
 def shape_of(folder: Path) -> GgufShape:
-    """Return the description in GGUF of the model of a directory. Raises FinetuneError for parts that have no place there."""
+    """Return the description in GGUF of the model of a directory.
+
+    Raises FinetuneError for parts that have no place there.
+    """
     config = transformers.AutoConfig.from_pretrained(folder)
     kind = config.model_type
     if kind not in KINDS or config.architectures not in (None, [class_name(kind)]):

@@ -1,4 +1,5 @@
-"""A tokenizer in GGUF's form: tokens, merges, and the name of the splitting that comes first, whose rules are in llama.cpp's code.
+"""A tokenizer in GGUF's form: tokens, merges, and the name of the splitting that comes first, whose
+rules are in llama.cpp's code.
 
 Byte-level BPE with one of those splittings is written. Anything else is rejected by name.
 """
@@ -21,8 +22,8 @@ _BYTES, _BYTES_AND_WORDS, _DIGITS = "bytes", "bytes and words", "digits"
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """How text is split before merges: patterns and other steps in order, whether words that are tokens stay whole, and the
-    normalization before.
+    """How text is split before merges: patterns and other steps in order, whether words that are tokens stay whole, and
+    the normalization before.
     """
 
     steps: tuple[str, ...]
@@ -55,8 +56,10 @@ class TokenKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """`splitting`: llama.cpp's name for how text is split. `begins`, `ends`: whether a text begins and ends with the tokenizer's mark.
-    `marks`: numbers of special tokens, by GGUF's names.
+    """`splitting`: llama.cpp's name for how text is split.
+
+    `begins`, `ends`: whether a text begins and ends with the tokenizer's mark. `marks`: numbers of
+    special tokens, by GGUF's names.
     """
 
     splitting: str

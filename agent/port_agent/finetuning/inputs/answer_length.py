@@ -15,7 +15,9 @@ _SHARE = 1 / 4
 """Shares of the budget for what one layer computes from a sequence, and for the inputs of all layers."""
 _ITEM_BYTES = 4
 _WIDE, _MIDDLE = 8, 3
-"""Numbers of tensors that a layer holds at once with their gradients: of the layer's width, and of the width of its middle."""
+"""Numbers of tensors that a layer holds at once with their gradients: of the layer's width, and
+of the width of its middle.
+"""
 
 _WIDTHS, _MIDDLES = (
     ("hidden_size", "n_embd", "d_model"),
@@ -26,10 +28,12 @@ _POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def longest_answer(model: Path, ram_bytes: int, *, with_head: bool) -> int:
-    """Return the largest number of tokens of an answer that fits into a budget with this model, by its configuration alone.
+    """Return the largest number of tokens of an answer that fits into a budget with this model,
+    by its configuration alone.
 
-    `with_head`: all logits and their gradients exist at once. The result is at least `PACKED_TOKENS`, which is also the result for a model
-    whose configuration does not name its sizes. `ram_bytes`: the budget divided by the sequences of a batch.
+    `with_head`: all logits and their gradients exist at once. The result is at least `PACKED_TOKENS`, which is
+    also the result for a model whose configuration does not name its sizes. `ram_bytes`: the budget divided by
+    the sequences of a batch.
     """
     config = json.loads((model / CONFIG).read_bytes())
     config = config.get("text_config") or config

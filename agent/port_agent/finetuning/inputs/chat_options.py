@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """`model`, `adapter`: directories. `system`: the system prompt. `most_tokens`: largest number of tokens of an answer.
+    """`model`, `adapter`: directories. `system`: the system prompt. `most_tokens`: largest
+    number of tokens of an answer.
 
     `greedy`: always choose the likeliest token; otherwise follow the model's generation_config.json, drawing by `seed`.
     """

@@ -1,7 +1,7 @@
 """Import transformers and peft as if torch were built without `torch.distributed`.
 
-Only one process trains, so the code that shards tensors among several (150 modules, 13 MiB) is not loaded. All other modules import these
-libraries from here.
+Only one process trains, so the code that shards tensors among several (150 modules, 13 MiB) is not loaded. All other
+modules import these libraries from here.
 """
 
 import contextlib

@@ -27,7 +27,9 @@ FLOAT_NAMES = ("BF16", "F16", "F32", "F64")
 """Data types in which a model can be trained, by safetensors' names."""
 
 _COPIED_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".tiktoken", ".md", ""))
-"""Suffixes of a model's files that are copied: configuration, tokenizer and licence, but neither code nor weights in other formats."""
+"""Suffixes of a model's files that are copied: configuration, tokenizer and licence, but neither code nor
+weights in other formats.
+"""
 
 _SAMPLE_BYTES = 4096
 """Bytes read from each tensor's middle, where different weights differ; 2 MB identify a file of 2 GB."""

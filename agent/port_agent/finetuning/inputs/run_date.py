@@ -1,5 +1,5 @@
-"""What a resumed run keeps so that it has the same text: the date that chat templates insert, and the longest answer. Stored next to the
-checkpoint.
+"""What a resumed run keeps so that it has the same text: the date that chat templates insert, and the longest answer.
+Stored next to the checkpoint.
 """
 
 import datetime

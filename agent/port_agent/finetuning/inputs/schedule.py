@@ -13,7 +13,10 @@ class RateSchedule(enum.StrEnum):
 
 
 def rate_share(schedule: RateSchedule, update: int, updates: int, warm_up: float) -> float:
-    """Return the share of the learning rate in an update, counted from 0. `warm_up`: the share of the updates in which the rate rises."""
+    """Return the share of the learning rate in an update, counted from 0.
+
+    `warm_up`: the share of the updates in which the rate rises.
+    """
     warm = max(1, round(updates * warm_up))
     risen = (update + 1) / warm
     left = (updates - update) / max(1, updates - warm + 1)

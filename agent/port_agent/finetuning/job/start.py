@@ -1,4 +1,5 @@
-"""The program that the daemon starts for a fine-tuning: `python -m port_agent.finetuning.job.start --bundle JOB ... --control-fd N`.
+"""The program that the daemon starts for a fine-tuning:
+`python -m port_agent.finetuning.job.start --bundle JOB ... --control-fd N`.
 
 If it has root's rights, it takes those of the user who submitted the job. Then it becomes the training process inside
 its budget, as `exec` does. By then only our own code has run, and none of the user's files was opened. Torch-free.

@@ -1,4 +1,5 @@
-"""A fine-tuning under the daemon's control: `python -m port_agent.finetuning.job.worker JOB --control-fd N [ROUND]`, inside its budget.
+"""A fine-tuning under the daemon's control:
+`python -m port_agent.finetuning.job.worker JOB --control-fd N [ROUND]`, inside its budget.
 
 The main thread executes the daemon's commands in a signal handler, between two operators, as the interceptor arranges
 for every handler. To pause, it waits there. To leave, it ends there, after it has saved the state of the finished
@@ -193,7 +194,9 @@ class DaemonSteering(Steering):
         self._emit(CheckpointWritten(step=done, bytes=nbytes, wall_s=seconds))
 
     def has_time_to_write(self, nbytes: int) -> bool:
-        """Return whether a last checkpoint can be written before the worker is killed, judged by the time of an earlier one."""
+        """Return whether a last checkpoint can be written before the worker is killed, judged by
+        the time of an earlier one.
+        """
         return nbytes * self._seconds_per_byte < self._control.leave_within_s + _MARGIN_S
 
     def updated(self, update: "Update") -> None:

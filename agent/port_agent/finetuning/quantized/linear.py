@@ -31,12 +31,15 @@ BLOCK_BYTES = 2 << 20
 Array: TypeAlias = npt.NDArray[np.float32]
 
 _MAX_DRAWN_BYTES = 64 << 20
-"""Largest weight in bytes that is compared with random numbers everywhere. A larger one, such as a head's, has them in some places and
-takes no RAM elsewhere.
+"""Largest weight in bytes that is compared with random numbers everywhere.
+
+A larger one, such as a head's, has them in some places and takes no RAM elsewhere.
 """
 
 _STEP = 128
-"""Number of which block sizes are multiples: of the blocks of both quantizations, and of what kernels compute side by side."""
+"""Number of which block sizes are multiples: of the blocks of both quantizations, and of what
+kernels compute side by side.
+"""
 
 
 class _QuantizedLayer(nn.Module):
@@ -53,7 +56,10 @@ class _QuantizedLayer(nn.Module):
         bias: nn.Parameter | None,
         dtype: torch.dtype,
     ) -> None:
-        """`codes`: uint8 [rows, columns * bits / 8]. `scales`: float32 [rows, columns / block]. `dtype`: of the decoded weight."""
+        """`codes`: uint8 [rows, columns * bits / 8].
+
+        `scales`: float32 [rows, columns / block]. `dtype`: of the decoded weight.
+        """
         nn.Module.__init__(self)
         self._take_sizes(codes.shape[0], codes.shape[1] * 8 // quantization.code_bits)
         self.quantization, self.dtype = quantization, dtype
@@ -104,7 +110,9 @@ class QuantizedConv1D(_QuantizedLayer, Conv1D):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """A tensor of the decoded weight's shape and data type that repeats one number, because peft asks for these and for the device."""
+        """A tensor of the decoded weight's shape and data type that repeats one number, because peft asks for
+        these and for the device.
+        """
         return torch.empty(1, dtype=self.dtype).expand(self.nx, self.nf)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -130,8 +138,8 @@ def encode_weight(quantization: Quantization, weight: torch.Tensor) -> tuple[tor
 def quantized_blocks(quantization: Quantization, weight: torch.Tensor) -> Array:
     """Return a weight, [rows, in], in 32 bits, divided into the blocks that share a scale, [rows, blocks, items].
 
-    It is read once, by a copy, because reading some rows of a mapped weight loads no others. After that numpy computes, so that temporaries
-    are not tensors for which the interceptor would evict others.
+    It is read once, by a copy, because reading some rows of a mapped weight loads no others. After that numpy computes,
+    so that temporaries are not tensors for which the interceptor would evict others.
     """
     copied: Array = weight.to(torch.float32, copy=True).view(weight.shape[0], -1, quantization.block).numpy()
     return copied
@@ -191,8 +199,8 @@ _Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product with a quantized weight: plain PyTorch's operation, and whether rows or columns of the weight correspond to those of the
-    result.
+    """A product with a quantized weight: plain PyTorch's operation, and whether rows or columns of the weight
+    correspond to those of the result.
     """
 
     multiply: _Multiply

@@ -22,7 +22,9 @@ from port_planner.base.units import format_bytes
 SHORT = (torch.bfloat16, torch.float16)
 
 _MAX_COPIED_BYTES = 64 << 20
-"""Largest number of bytes of other 16-bit tensors (norms, biases, convolutions of a few channels), which are widened once."""
+"""Largest number of bytes of other 16-bit tensors (norms, biases, convolutions of a few
+channels), which are widened once.
+"""
 
 
 class _ShownWeight(torch.Tensor):
@@ -122,8 +124,9 @@ class WidenedEmbedding(_WidenedLayer):
 def widen(model: Any, in_32_bits: Any) -> int:
     """Make a frozen model compute in 32 bits over its 16-bit weights; return the bytes that stay in 16 bits.
 
-    `in_32_bits`: the same model created in float32, without weights; in 16 bits, values that it computes from its configuration would be
-    rounded. Raises FinetuneError, naming the weight, if weights of other layers are too large to be widened.
+    `in_32_bits`: the same model created in float32, without weights; in 16 bits, values that it computes from
+    its configuration would be rounded. Raises FinetuneError, naming the weight, if weights of other layers
+    are too large to be widened.
     """
     tables: dict[torch.Tensor, torch.Tensor] = {}
     for name, layer in list(model.named_modules()):

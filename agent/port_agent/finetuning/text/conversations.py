@@ -60,8 +60,8 @@ class ConversationWriter:
     def texts(self, record: Record) -> list[LearnedText]:
         """Return the texts of a conversation, each with its learned spans.
 
-        Raises FinetuneError if the tokenizer has no template, and UnwrittenError if the template does not write the contents of these
-        messages.
+        Raises FinetuneError if the tokenizer has no template, and UnwrittenError if the template does not write the
+        contents of these messages.
         """
         if not self._tokenizer.chat_template:
             raise FinetuneError(
@@ -85,7 +85,10 @@ class ConversationWriter:
         return self._written([{"role": "user", "content": text}], (), asking=True)
 
     def _answers(self, record: Record) -> list[_Answer]:
-        """Return the answers in the first message form in which the template writes all of them. Raises UnwrittenError."""
+        """Return the answers in the first message form in which the template writes all of them.
+
+        Raises UnwrittenError.
+        """
         refusals = []
         tried: list[list[_Turn]] = []
         for form in _FORMS:
@@ -131,7 +134,9 @@ class ConversationWriter:
         return _Answer(before, whole, bare=bool(content) and written.rstrip().endswith(content))
 
     def _behind_thoughts(self, written: str, message: Message) -> str:
-        """Return an answer beginning with its thoughts, which the template has begun; `written` may have thoughts of its own."""
+        """Return an answer beginning with its thoughts, which the template has begun; `written` may
+        have thoughts of its own.
+        """
         if not written.startswith(_THOUGHT):
             return self._thought(message) + written.lstrip("\n")
         thoughts, _, answer = written.removeprefix(_THOUGHT).partition(_THOUGHT_END)
@@ -139,7 +144,9 @@ class ConversationWriter:
         return f"{thoughts.lstrip(chr(10))}{_THOUGHT_END}{answer}"
 
     def _thought(self, message: Message) -> str:
-        """Return the closed thoughts of an answer, if the template begins thoughts but leaves them out of the answer."""
+        """Return the closed thoughts of an answer, if the template begins thoughts but
+        leaves them out of the answer.
+        """
         thought = next((message.more[key] for key in _THOUGHT_KEYS if message.more.get(key)), None)
         if thought is None and _THOUGHT_END in message.content:
             thought = message.content.partition(_THOUGHT_END)[0].replace(_THOUGHT, "", 1)
@@ -158,7 +165,9 @@ class ConversationWriter:
         self.ignored["tools"] += bool(tools) and self._same(whole, turns, ())
 
     def _count_unread(self, messages: Sequence[Message], last: _Answer) -> None:
-        """Count, by role, the messages before the last answer that the template leaves out; tool results may be written in another form."""
+        """Count, by role, the messages before the last answer that the template leaves out; tool results may
+        be written in another form.
+        """
         asked = [one for one in messages if one.role not in ("assistant", "tool")]
         for role in {one.role for one in asked if one.content.strip() not in last.whole}:
             self.ignored[f"{role} messages"] += 1
@@ -185,7 +194,10 @@ class ConversationWriter:
 
 @contextlib.contextmanager
 def _on(date: datetime.date) -> Iterator[None]:
-    """Make templates see a fixed date. By default transformers uses the clock, and it passes only its own function to templates."""
+    """Make templates see a fixed date.
+
+    By default transformers uses the clock, and it passes only its own function to templates.
+    """
     from transformers.utils import chat_template_utils
 
     module: Any = chat_template_utils
@@ -234,7 +246,9 @@ def _in_parts(message: Message) -> _Turn:
 
 
 def _writes_parts(whole: str, record: Record) -> bool:
-    """Return whether a text shows the parts of a message as Python or JSON, which means that the template accepts only text."""
+    """Return whether a text shows the parts of a message as Python or JSON, which means that the
+    template accepts only text.
+    """
     contents = f"{[message.content for message in record.messages]}{record.tools}"
     return any(whole.count(mark) > contents.count(mark) for mark in ("'type': 'text'", '"type": "text"'))
 

@@ -46,7 +46,9 @@ def _example(sequence: TokenSequence, tokenizer: Any, labels: tuple[str, ...]) -
 
 
 def _parts(sequence: TokenSequence, tokenizer: Any) -> Iterator[ExamplePart]:
-    """Yield the parts of a text, each as its tokens extend the text before; decoded alone, a part would lose its first space."""
+    """Yield the parts of a text, each as its tokens extend the text before; decoded alone, a part
+    would lose its first space.
+    """
     tokens = list(sequence.tokens)
     learned = [label != IGNORED for label in sequence.labels]
     end = max((place + 1 for place, one in enumerate(learned) if one), default=0)

@@ -24,9 +24,10 @@ def parts_of(record: Record) -> Iterator[str]:
 class Records(Collection[Record]):
     """The records of files, and of all files in directories.
 
-    `broken`: entries that are not valid records; `first_broken`: the first of them, and why. `unread`: keys that are not used, with the
-    number of their records. `labels`, `conversations`: numbers of records that have one. `left`: files in directories that are not read,
-    and why. `from_directories`: files in directories that are read, and whether each is one text.
+    `broken`: entries that are not valid records; `first_broken`: the first of them, and why. `unread`: keys that are
+    not used, with the number of their records. `labels`, `conversations`: numbers of records that have one. `left`:
+    files in directories that are not read, and why. `from_directories`: files in directories that are read, and
+    whether each is one text.
     """
 
     def __init__(self, *paths: Path) -> None:

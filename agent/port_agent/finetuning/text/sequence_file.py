@@ -1,6 +1,7 @@
 """Token sequences in an unnamed file: training data may be larger than memory, and is read a sequence at a time.
 
-The tokenizer's process writes it and the training process reads it. Both have it open, and it disappears when the last of them ends.
+The tokenizer's process writes it and the training process reads it. Both have it open, and it disappears
+when the last of them ends.
 """
 
 import os
@@ -56,7 +57,8 @@ class TokenSequence:
 class SequenceFile:
     """An unnamed file, closed with this object.
 
-    It is pickled as the number of the descriptor that a child inherits; parent and child each open it again through that descriptor.
+    It is pickled as the number of the descriptor that a child inherits; parent and child each open it
+    again through that descriptor.
     """
 
     def __init__(self, descriptor: int, inherited: int | None = None) -> None:

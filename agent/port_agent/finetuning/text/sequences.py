@@ -1,7 +1,8 @@
 """Records as token sequences.
 
-Texts are packed to full length; each completion is a separate sequence. The loss covers only the tokens to learn. Each text for an encoder
-is also a separate sequence, and a long one is divided. If masked tokens are learned, each pass masks different ones.
+Texts are packed to full length; each completion is a separate sequence. The loss covers only the tokens to learn.
+Each text for an encoder is also a separate sequence, and a long one is divided. If masked tokens are learned, each
+pass masks different ones.
 """
 
 import random
@@ -32,7 +33,9 @@ BUCKET_TOKENS = 32
 """Completions are padded to a multiple of this: each length is a separate step to a planner."""
 
 _MASKED_SHARE, _HIDDEN_SHARE, _REPLACED_SHARE = 0.15, 0.8, 0.1
-"""Share of tokens that are learned, and the shares of those that are masked and that are replaced by another token (BERT, section 3.1)."""
+"""Share of tokens that are learned, and the shares of those that are masked and that are replaced by another
+token (BERT, section 3.1).
+"""
 
 
 class _EmptyError(Exception):
@@ -73,8 +76,8 @@ def split_sequences(
     file: SequenceFile,
     valid: Collection[Record] = (),
 ) -> Split:
-    """Write the records' sequences to a file, and return them. Those of `valid` are held out, or, if it is empty, some that the seed
-    chooses.
+    """Write the records' sequences to a file, and return them. Those of `valid` are held out, or, if it is empty,
+    some that the seed chooses.
 
     Raises FinetuneError if none is left to train on, for records without a prompt if an encoder needs one, and if the
     file cannot be written.
@@ -104,7 +107,9 @@ class SequenceMaker:
     """Makes sequences from records, and counts the records that are changed."""
 
     def __init__(self, tokenizer: Any, options: FinetuneOptions, task: Task) -> None:
-        """Raise FinetuneError for what an encoder cannot learn, and for pairs of answers unless the model only continues text."""
+        """Raise FinetuneError for what an encoder cannot learn, and for pairs of answers unless the
+        model only continues text.
+        """
         if options.learns_pairs and task.kind is not TaskKind.CAUSAL_LM:
             raise FinetuneError(f"{_pair_option(options)} is only for models that continue text; leave it out")
         if task.encoder_alone:
@@ -272,8 +277,8 @@ class SequenceMaker:
         """Yield both answers as one sequence; None if one of them does not fit. Raises UnwrittenError, and
         FinetuneError.
 
-        Both are learned from the same token on, as in trl. If one begins within a token of the prompt, the other's probability also
-        includes the prompt's letters in that token.
+        Both are learned from the same token on, as in trl. If one begins within a token of the prompt, the other's
+        probability also includes the prompt's letters in that token.
         """
         chosen, other = (list(self.of_record(each)) for each in (record, rejected))
         if len(chosen) != 1 or len(other) != 1:
@@ -300,7 +305,8 @@ class SequenceMaker:
             yield self._learned(LearnedText(whole, ((len(record.prompt), len(whole)),)), record.place)
 
     def _learned(self, text: LearnedText, place: str) -> TokenSequence | None:
-        """Return the sequence of a text, cut at the end if it is too long; None if the text before its learned part fills the sequence.
+        """Return the sequence of a text, cut at the end if it is too long; None if the text before its
+        learned part fills the sequence.
 
         Raises _EmptyError.
         """
@@ -364,7 +370,9 @@ class SequenceMaker:
         )
 
     def _of_encoder(self, record: Record) -> Iterator[TokenSequence]:
-        """Yield the sequences of a text with the tokenizer's marks around them: one for a label, otherwise as many as the text fills."""
+        """Yield the sequences of a text with the tokenizer's marks around them: one for a label, otherwise
+        as many as the text fills.
+        """
         if not record.is_text:
             raise FinetuneError('an encoder learns from texts; give records with "text"')
         if record.label is not None and self._task.labels:
@@ -389,7 +397,10 @@ class SequenceMaker:
                 yield sequence
 
     def _whole_text(self, text: str | None) -> "array[int]":
-        """Return a text's tokens with the marks around them. A text that is too long is shortened inside, and counted."""
+        """Return a text's tokens with the marks around them.
+
+        A text that is too long is shortened inside, and counted.
+        """
         found = self._tokenizer(text)["input_ids"]
         self._most_tokens = max(self._most_tokens, len(found))
         if len(found) > self._longest:
@@ -464,8 +475,8 @@ def _check_encoder(tokenizer: Any, options: FinetuneOptions, task: Task) -> None
 def masked(sequence: TokenSequence, vocabulary: Vocabulary, seed: str) -> TokenSequence:
     """Return a sequence with some tokens hidden by the seed. Only these are learned, as in the training of BERT.
 
-    At least one token and 15 % of all are learned. Of ten, eight are replaced by the mask, one by another token, and one stays. Raises
-    ValueError if there is no mask token.
+    At least one token and 15 % of all are learned. Of ten, eight are replaced by the mask, one by another token, and
+    one stays. Raises ValueError if there is no mask token.
     """
     if vocabulary.mask is None:
         raise ValueError("there is no mask token")

@@ -65,8 +65,8 @@ class Message:
 class Record:
     """`text`, a `file` that is a text, `prompt` and `completion`, or `messages`.
 
-    A record with messages and a prompt is written as messages if the tokenizer has a template. `tools`: the tools that the assistant may
-    call. `place`: its location in the data, for people.
+    A record with messages and a prompt is written as messages if the tokenizer has a template. `tools`: the tools that
+    the assistant may call. `place`: its location in the data, for people.
     """
 
     text: str | None = None
@@ -133,7 +133,10 @@ def _prompted(entry: Entry, place: str) -> Record:
 
 
 def _preference(entry: Entry, place: str) -> Record:
-    """Return the chosen answer of a pair together with the rejected one. If there is no prompt, their common beginning is the prompt."""
+    """Return the chosen answer of a pair together with the rejected one.
+
+    If there is no prompt, their common beginning is the prompt.
+    """
     entry = _with_prompt(entry)
     chosen, rejected = (_answer(entry, key, place) for key in ("chosen", "rejected"))
     if bool(chosen.messages) != bool(rejected.messages):
@@ -170,7 +173,9 @@ def _roles_and_contents(turns: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def _with_prompt(entry: Entry) -> Entry:
-    """Return a pair of texts without a prompt as answers to their common beginning, without a space at its end, as in trl."""
+    """Return a pair of texts without a prompt as answers to their common beginning, without a
+    space at its end, as in trl.
+    """
     chosen, rejected = entry["chosen"], entry["rejected"]
     if entry.get("prompt") or not (isinstance(chosen, str) and isinstance(rejected, str)):
         return entry
@@ -280,7 +285,9 @@ def _list(entry: Entry, key: str) -> list[object]:
 
 
 def _parsed(value: Any) -> Any:
-    """Return the parsed list if the value is a list of objects written as JSON text, as in tables; otherwise the value itself."""
+    """Return the parsed list if the value is a list of objects written as JSON text, as in tables;
+    otherwise the value itself.
+    """
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:

@@ -1,4 +1,5 @@
-"""Data files, recognised by their content: texts, JSON by lines or in an array, and tables, each optionally compressed by gzip.
+"""Data files, recognised by their content: texts, JSON by lines or in an array, and tables, each
+optionally compressed by gzip.
 
 Entries come one at a time: a file may be larger than memory.
 """
@@ -49,7 +50,10 @@ class _TwiceError(ValueError):
 
 
 def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of its keys and values. Raises _TwiceError, because otherwise the last value of a repeated key would count."""
+    """Return an object of its keys and values.
+
+    Raises _TwiceError, because otherwise the last value of a repeated key would count.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -167,7 +171,9 @@ def _read(path: Path, parts: Callable[[IO[bytes]], Iterator[Any]]) -> Iterator[A
 
 
 def _first_other_byte(stream: IO[bytes]) -> Iterator[int]:
-    """Yield the offset of the first byte that is not UTF-8, or of a character that is cut off at the end of the file."""
+    """Yield the offset of the first byte that is not UTF-8, or of a character that is cut
+    off at the end of the file.
+    """
     decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
     while chunk := stream.read(_CHUNK_BYTES):
         begun = len(decoder.getstate()[0])
@@ -184,7 +190,9 @@ def _first_other_byte(stream: IO[bytes]) -> Iterator[int]:
 
 
 def _is_by_line(begin: str, suffix: str) -> bool:
-    """Return whether a JSON file has one value per line: its first line is whole, or it is broken and a later line has a known shape."""
+    """Return whether a JSON file has one value per line: its first line is whole, or it is broken and a
+    later line has a known shape.
+    """
     first, end, rest = begin.lstrip().partition("\n")
     if not end and len(begin) == _BEGIN_CHARACTERS:
         return suffix != _JSON_SUFFIXES[0] and not first.startswith("[")
@@ -289,7 +297,10 @@ def _checked(entry: Any) -> Any:
 
 
 def _objects(stream: IO[str]) -> Iterator[object]:
-    """Yield JSON objects in sequence or in an array. The first unreadable one is yielded as a ValueError and ends the sequence."""
+    """Yield JSON objects in sequence or in an array.
+
+    The first unreadable one is yielded as a ValueError and ends the sequence.
+    """
     text, more = "", True
     while True:
         text = text.lstrip(" \t\r\n,") if text.strip(" \t\r\n,[]") else ""
@@ -356,7 +367,9 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, object]]:
 
 
 def _with_its_keys(value: Any) -> Any:
-    """Return a value without the keys that are None: rows of Parquet have every key of any row, such as the arguments of other calls."""
+    """Return a value without the keys that are None: rows of Parquet have every key of any row, such as the
+    arguments of other calls.
+    """
     if isinstance(value, dict):
         return {key: _with_its_keys(one) for key, one in value.items() if one is not None}
     return [_with_its_keys(one) for one in value] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
 """The task that a model learns: to continue text, to answer, to find masked words, or to choose a label.
 
-transformers is loaded only when it is needed, so that a process without torch can use this module (`port_agent.finetuning.text.process`). A
-process that trains imports it from `port_agent.finetuning.inputs.libraries`.
+transformers is loaded only when it is needed, so that a process without torch can use this module
+(`port_agent.finetuning.text.process`). A process that trains imports it from `port_agent.finetuning.inputs.libraries`.
 """
 
 import enum
@@ -28,7 +28,10 @@ class TaskKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a model learns. `decoder_start`: the token that a decoder begins with; `labels`: those to choose from, in order."""
+    """What a model learns.
+
+    `decoder_start`: the token that a decoder begins with; `labels`: those to choose from, in order.
+    """
 
     kind: TaskKind
     decoder_start: int | None = None

@@ -21,7 +21,9 @@ _AGREEING_TOKENS = 32
 """Number of tokens before and after a joint on which both windows must agree."""
 
 _AGREEING_SHARE = 0.75
-"""Share of the characters of both windows that must have the same tokens: all except those near a border that cuts a word."""
+"""Share of the characters of both windows that must have the same tokens: all except those near
+a border that cuts a word.
+"""
 
 Span = tuple[int, int]
 """A span of characters: the first, and the one after the last."""
@@ -45,7 +47,8 @@ class LearnedText:
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """The tokens of a whole text, which of them are learned, and the number of borders of learned spans that lie within a token.
+    """The tokens of a whole text, which of them are learned, and the number of borders of learned
+    spans that lie within a token.
 
     Such a token is learned, because it has characters of the answer.
     """
@@ -56,7 +59,10 @@ class EncodedText:
 
 
 class TextEncoder:
-    """A tokenizer and its marks. `begin`, `end`: the marks around a text; the last of `end` is the end of a text, if there is one."""
+    """A tokenizer and its marks.
+
+    `begin`, `end`: the marks around a text; the last of `end` is the end of a text, if there is one.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         """Raise FinetuneError if the tokenizer's marks change the other tokens of a text."""
@@ -163,8 +169,8 @@ def _joint(held: Sequence[_Token], found: Sequence[_Token]) -> tuple[int, int] |
     """Return the place in both windows from which the tokens of the second replace those of the first; None if they
     agree nowhere.
 
-    It is the middle of the longest run of tokens that they have in common. The run must cover most of the characters of both, because
-    windows that group digits differently share shorter runs by chance.
+    It is the middle of the longest run of tokens that they have in common. The run must cover most of the characters of
+    both, because windows that group digits differently share shorter runs by chance.
     """
     places = {token: place for place, token in enumerate(held)}
     best, last, length, run, before = None, 0, 0, 0, -1

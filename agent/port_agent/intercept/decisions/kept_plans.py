@@ -72,7 +72,9 @@ def plan_name(
     *,
     whole_process: bool,
 ) -> str:
-    """Return the name of a plan, made from the hashes of its step's segments, the budget, the limits and the wear of a written byte."""
+    """Return the name of a plan, made from the hashes of its step's segments, the budget, the limits and
+    the wear of a written byte.
+    """
     fields = msgspec.msgpack.encode(
         [_FORMAT, list(segments), budget_bytes, deadline_s, written_bytes, wear_joules_per_byte, whole_process]
     )

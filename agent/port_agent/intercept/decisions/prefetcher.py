@@ -1,4 +1,6 @@
-"""What trace and plan predict for the storages that an operator touched: which are evicted, recomputed or prefetched."""
+"""What trace and plan predict for the storages that an operator touched: which are evicted,
+recomputed or prefetched.
+"""
 
 from collections.abc import Sequence
 
@@ -11,8 +13,10 @@ from port_agent.intercept.residency.storages import NEVER, Storage, StorageTable
 from port_agent.intercept.residency.trace import AHEAD, NOTHING, Entry, TraceBook, Use
 
 _WORTH_PREPARING_S = 5e-3
-"""Least paging seconds of a result whose call is kept before a plan names it. Keeping takes 0.12 ms, in guarded memory mostly to protect
-the result against writes, and one in thirty was recomputed (GPT-2 in 1,240 MiB).
+"""Least paging seconds of a result whose call is kept before a plan names it.
+
+Keeping takes 0.12 ms, in guarded memory mostly to protect the result against writes, and one in thirty was
+recomputed (GPT-2 in 1,240 MiB).
 """
 
 

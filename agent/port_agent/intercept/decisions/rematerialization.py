@@ -21,15 +21,17 @@ from port_planner.operators.row import Filling
 from port_planner.torch_compat.modes import without_modes
 
 _SNAPSHOT_BYTES = 4 << 10
-"""Largest size in bytes of operands that are copied into a rematerialization, because small ones are not intercepted and may change
-unnoticed.
+"""Largest size in bytes of operands that are copied into a rematerialization, because small ones are not intercepted
+and may change unnoticed.
 """
 
 SMALLEST_BYTES = 256 << 10
 """Bytes below which results are paged: each rematerialization costs a few microseconds at each operator."""
 
 MAX_REMAT_SHARE = 0.5
-"""Share of its paging time that recomputing a result may take; paging overlaps with computation, but recomputing does not."""
+"""Share of its paging time that recomputing a result may take; paging overlaps with computation,
+but recomputing does not.
+"""
 
 _HELD_SHARE = 0.5
 """Share of a result's size that sources which nothing else needs may take if they are kept instead of it."""
@@ -75,8 +77,8 @@ class StorageRemat:
     def possible(self, storage: Storage) -> bool:
         """Return whether its sources are unchanged and will exist when `storage` is needed next.
 
-        Sources that nothing else needs would be kept for it, which is only done if they are much smaller, as a bfloat16 copy is compared
-        with its float32 result.
+        Sources that nothing else needs would be kept for it, which is only done if they are much smaller, as a bfloat16
+        copy is compared with its float32 result.
         """
         need = storage.next_use
         if need is None or need == NEVER or any(not dependent.resident for dependent in storage.dependents or ()):

@@ -1,9 +1,9 @@
 """A plan for the step that the program repeats: recorded once, adopted if it moves less.
 
-The search runs in parallel with the program, and the plan names the storages to evict after each operator. If pages go to flash that wears
-out, the plan may take a little longer and write less. Everything else works as without a plan: when memory is short, evictions are chosen
-each time, those of the plan first. So a plan that no longer fits costs only time. It is dropped if steps with it take longer than before.
-Plans are kept for the next run of the same program.
+The search runs in parallel with the program, and the plan names the storages to evict after each operator. If pages go
+to flash that wears out, the plan may take a little longer and write less. Everything else works as without a plan: when
+memory is short, evictions are chosen each time, those of the plan first. So a plan that no longer fits costs only time.
+It is dropped if steps with it take longer than before. Plans are kept for the next run of the same program.
 """
 
 import contextlib
@@ -46,18 +46,26 @@ _SEARCHES = 8
 """Largest number of steps of different shapes that are planned in one run."""
 
 _FORESEEN = 4
-"""Number of steps recorded before any has been repeated. Most programs repeat their second step, and need not wait for a fourth."""
+"""Number of steps recorded before any has been repeated.
+
+Most programs repeat their second step, and need not wait for a fourth.
+"""
 
 _SEARCH_S = 12.0
 """CPU seconds of one search, in which GPT-2's comes within 1 % of its bound."""
 
 _LONGEST_SEARCH_S = 60.0
-"""Longest duration of a search in seconds. On a busy machine it then ends with its best plan, because its memory is missing meanwhile."""
+"""Longest duration of a search in seconds.
+
+On a busy machine it then ends with its best plan, because its memory is missing meanwhile.
+"""
 
 _MAX_PLAN_BYTES = 64 << 20
 
 _LARGEST_SHARE = 0.25
-"""Share of the memory for tensors that the search process may take while it runs; with less, only the greedy plan is made."""
+"""Share of the memory for tensors that the search process may take while it runs; with less,
+only the greedy plan is made.
+"""
 
 _SLACK_SHARE = 0.04
 """Share of the memory for tensors that plans leave free, for pages on their way in."""
@@ -69,12 +77,14 @@ _PAGING_CPU_S_PER_BYTE = 0.1e-9
 _LATENCY_S = 1e-4
 
 _SPARED_BYTES_PER_S = 200e6
-"""Highest paging speed that is assumed on flash that wears out, to spare it: elementwise operators are then recomputed, but matrix
-products are not.
+"""Highest paging speed that is assumed on flash that wears out, to spare it: elementwise operators are then recomputed,
+but matrix products are not.
 """
 
 _JUDGED_STEPS = 3
-"""Number of steps after which a plan is dropped if each was worse than the step before the plan, by what was moved, recomputed and worn."""
+"""Number of steps after which a plan is dropped if each was worse than the step before the plan, by what was
+moved, recomputed and worn.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +97,8 @@ class StepBounds:
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """What a step read, wrote and recomputed: seconds at the medium's speed, independent of the load, and bytes written.
+    """What a step read, wrote and recomputed: seconds at the medium's speed, independent of
+    the load, and bytes written.
 
     Infinite seconds mean that it broke a limit.
     """
@@ -96,7 +107,9 @@ class StepTraffic:
     written_bytes: int
 
     def worse_than(self, other: "StepTraffic", wear_s_per_byte: float, slower_s: float) -> bool:
-        """Return whether this costs more at `joules` per second and written byte, or takes more than `slower_s` longer."""
+        """Return whether this costs more at `joules` per second and written byte, or takes
+        more than `slower_s` longer.
+        """
         cost_s, other_s = (traffic.seconds + wear_s_per_byte * traffic.written_bytes for traffic in (self, other))
         return cost_s > other_s or self.seconds > other.seconds + slower_s
 
@@ -414,7 +427,9 @@ class StepPlanner:
             self.close()
 
     def plan_nothing(self) -> None:
-        """Plan nothing from now on: in a forked child, because the search is its parent's, or if no step can be recorded."""
+        """Plan nothing from now on: in a forked child, because the search is its parent's, or
+        if no step can be recorded.
+        """
         self._search = self.recording = None
         self._searches_left = 0
 

@@ -1,9 +1,9 @@
 """Modules that libraries import but few programs use, loaded on first use.
 
-`transformers`, `torch.distributed.tensor` and torch's kernels for the meta device, which `from_pretrained` uses, load two large packages
-into every process. They are sympy (43 MiB, for the shapes of compiled programs) and scipy.optimize (16 MiB, for the losses of object
-detectors). Until it is used, such a module is replaced by one with stand-ins for the names that are imported from it. Anything else,
-including a submodule, loads the real one.
+`transformers`, `torch.distributed.tensor` and torch's kernels for the meta device, which `from_pretrained` uses, load
+two large packages into every process. They are sympy (43 MiB, for the shapes of compiled programs) and scipy.optimize
+(16 MiB, for the losses of object detectors). Until it is used, such a module is replaced by one with stand-ins for the
+names that are imported from it. Anything else, including a submodule, loads the real one.
 """
 
 import importlib
@@ -58,7 +58,9 @@ _OF_PLAIN_NUMBERS: Mapping[str, tuple[Callable[[object], bool], Callable[..., ob
     "sym_eq": (_is_shape, lambda one, other: list(one) == list(other)),
     "sym_or": (_is_bool, lambda *conditions: any(conditions)),
 }
-"""Results of those functions for plain numbers, which are not symbols; kernels of the meta device call them with sizes."""
+"""Results of those functions for plain numbers, which are not symbols; kernels of the meta
+device call them with sizes.
+"""
 
 TYPES: Mapping[str, Mapping[str, type]] = {
     "torch.fx.experimental.symbolic_shapes": {"GuardOnDataDependentSymNode": RuntimeError},
@@ -102,7 +104,9 @@ def _may_have(file: str | None, folders: tuple[str, ...], name: str) -> bool:
 
 
 class HeldModule(types.ModuleType):
-    """Placeholder for a module that is not loaded yet; its spec gives the place of the real one and of its submodules."""
+    """Placeholder for a module that is not loaded yet; its spec gives the place of the real
+    one and of its submodules.
+    """
 
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(spec.name)

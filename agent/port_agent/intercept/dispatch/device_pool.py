@@ -1,5 +1,5 @@
-"""Operators on a device whose memory has a budget: memory is freed for them, and an operator that the device lacks memory for is tried
-once more.
+"""Operators on a device whose memory has a budget: memory is freed for them, and an operator that the device lacks
+memory for is tried once more.
 """
 
 import sys
@@ -41,7 +41,9 @@ class DeviceFullError(torch.OutOfMemoryError):
 
 
 class DevicePool:
-    """Runs the operators of one device within its memory; takes the place of `TilingChoice`, which is for those of the host."""
+    """Runs the operators of one device within its memory; takes the place of `TilingChoice`, which
+    is for those of the host.
+    """
 
     def __init__(
         self, device: torch.device, pools: MemoryPools, *, ram_bytes: int | None, tensor_bytes: int | None
@@ -68,7 +70,9 @@ class DevicePool:
         self.residency = Residency(table, self.storages, limit)
         self._lists, self._tile_bits = list_bits(), tile_bits()
         self.fragmented_bytes = 0
-        """The most bytes that the allocator had reserved without a tensor in them, at ends of segments and where an operator did not fit."""
+        """The most bytes that the allocator had reserved without a tensor in them, at ends of segments and
+        where an operator did not fit.
+        """
         self.ran_again = 0
         """Operators that did not fit at first."""
         self.meter = DeviceMeter(self.backend)
@@ -88,7 +92,9 @@ class DevicePool:
         return named.type == self.device.type and named.index in (None, self.device.index)
 
     def runs_by_element(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Return whether a call over lists, which do not fit together, has the same bits if it runs on one element after the other."""
+        """Return whether a call over lists, which do not fit together, has the same bits if it runs on
+        one element after the other.
+        """
         if not runs_by_element(func, args, self.residency.limit_bytes):
             return False
         self.residency.try_make_free(SAMPLE_BYTES)
@@ -118,7 +124,10 @@ class DevicePool:
     def ensure_resident(
         self, traits: OperatorTraits, inputs: list[Storage], mapped: MappedTiling | None, *, whole: bool
     ) -> tuple[list[Storage], MappedTiling | None]:
-        """Make operands resident, or let those stay away that are read in tiles. Raises DeviceFullError if they do not fit together."""
+        """Make operands resident, or let those stay away that are read in tiles.
+
+        Raises DeviceFullError if they do not fit together.
+        """
         held = inputs if whole else [s for s in inputs if s.resident]
         try:
             self._pools.ensure_resident(held)
@@ -149,7 +158,10 @@ class DevicePool:
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tiling: OperatorTiling, inputs: list[Storage],
         written: list[Storage],
     ) -> Any:  # fmt: skip
-        """Run an operator in tiles; what it makes begins whole, and leaves at once where it does not fit. Raises DeviceFullError."""
+        """Run an operator in tiles; what it makes begins whole, and leaves at once where it does not fit.
+
+        Raises DeviceFullError.
+        """
         self.storages.streams.note()
         try:
             for storage in inputs:
@@ -168,7 +180,10 @@ class DevicePool:
                 storage.clean = not storage.resident
 
     def call(self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage]) -> Any:
-        """Call an operator; if the device lacks memory, call it once more with all other tensors evicted. Raises DeviceFullError."""
+        """Call an operator; if the device lacks memory, call it once more with all other tensors evicted.
+
+        Raises DeviceFullError.
+        """
         self.storages.streams.note()
         for stream in (one for one in args if isinstance(one, torch.Stream)):  # of record_stream
             self.storages.streams.note(stream)
@@ -256,7 +271,10 @@ class DevicePool:
 
 
 def _resizing_backend(device: torch.device) -> Backend:
-    """Return the backend of a device whose storages can be emptied and filled. Raises UnsupportedError by name for others."""
+    """Return the backend of a device whose storages can be emptied and filled.
+
+    Raises UnsupportedError by name for others.
+    """
     plan = "plan the training with `port-agent plan --gpu-ram SIZE`, which needs no storage to be emptied"
     if device.type == MPS:
         raise unsupported('torch 2.13 cannot resize storages of MPS ("unexpected device type mps")', plan)

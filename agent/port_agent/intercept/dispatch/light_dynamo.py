@@ -1,9 +1,10 @@
 """A light torch._dynamo, replaced by the real one (70 MiB) when something is compiled.
 
-Every optimizer imports it only to call `graph_break()`. Until the real one is needed, a placeholder provides what programs without
-compilation use. This is `graph_break`, which does nothing outside a compilation, and the decorators `disable`, `allow_in_graph` and
-`assume_constant_result`, which transformers uses. It also answers whether a model was compiled, which accelerate asks when transformers
-saves one. Anything else, including a submodule, loads the real one; after that, the placeholder's functions call it.
+Every optimizer imports it only to call `graph_break()`. Until the real one is needed, a placeholder provides what
+programs without compilation use. This is `graph_break`, which does nothing outside a compilation, and the decorators
+`disable`, `allow_in_graph` and `assume_constant_result`, which transformers uses. It also answers whether a model was
+compiled, which accelerate asks when transformers saves one. Anything else, including a submodule, loads the real one;
+after that, the placeholder's functions call it.
 """
 
 import functools

@@ -119,8 +119,8 @@ class Interceptor:
     def bound_devices(self, *, ram_bytes: int | None, tensor_bytes: int | None) -> None:
         """Limit the bytes that the program holds on a GPU, too; no step is planned then.
 
-        The GPU is that of the program's first tensor on a GPU; until then, the program may choose which GPUs it sees. That tensor's
-        operator raises the errors of `DevicePool`.
+        The GPU is that of the program's first tensor on a GPU; until then, the program may choose which GPUs it sees.
+        That tensor's operator raises the errors of `DevicePool`.
         """
 
         def bound(device: torch.device) -> None:
@@ -237,7 +237,10 @@ class Interceptor:
     def _after(
         self, call: _OperatorCall, result: Any, first_made: int, seconds: float, mapped_bytes: int, *, measured: bool
     ) -> None:
-        """Record the effects of an operator. The result of a tiled operator is not recomputed, because that would run it whole."""
+        """Record the effects of an operator.
+
+        The result of a tiled operator is not recomputed, because that would run it whole.
+        """
         way, traits, entry, inputs = call.way, call.traits, call.entry, call.inputs
         residency, book, table = self.residency, self.book, self.table
         made: list[Storage] = []
@@ -302,8 +305,8 @@ class Interceptor:
     def begin(self, *, near: bool = False) -> None:
         """Intercept the operators of this thread and of those that it starts, once memory comes `near` to the limit.
 
-        Interception does not start in a backward pass, whose nodes were examined without a mode. Nor does it start above one of the
-        program's own modes, which would end first.
+        Interception does not start in a backward pass, whose nodes were examined without a mode. Nor does it start
+        above one of the program's own modes, which would end first.
         """
         self._near = self._near or near
         if not self.waits or self.aside or not self._near or self.backwards or current_modes():
@@ -355,7 +358,8 @@ class Interceptor:
         self.leave()
 
     def page_from_here(self, arguments: Sequence[Any]) -> None:
-        """Make the tensors and storages among arguments resident, because something other than an operator is about to access them.
+        """Make the tensors and storages among arguments resident, because something other than an
+        operator is about to access them.
 
         From now on they are paged, not recomputed. Raises PageError.
         """
@@ -369,7 +373,9 @@ class Interceptor:
     # -- between operators
 
     def end_segment(self, *, stepped: bool = False) -> None:
-        """Record that a backward() or an optimizer step has ended; pointers from the previous segment are no longer guarded."""
+        """Record that a backward() or an optimizer step has ended; pointers from the previous
+        segment are no longer guarded.
+        """
         with self.lock:
             if self.book.resting:
                 if self._process is not None and self._process.settling:
@@ -423,8 +429,8 @@ class Interceptor:
     ) -> Iterator[None]:
         """Keep tensors resident in the block, which uses them several times, and begin to read those needed `then`.
 
-        If something else does not fit beside them, they are evicted like any other tensor. Tensors that take more than half of the memory,
-        or more than the share `most` of it, are not kept.
+        If something else does not fit beside them, they are evicted like any other tensor. Tensors that take more than
+        half of the memory, or more than the share `most` of it, are not kept.
         """
         residency = self.residency
         with self.lock:
@@ -447,7 +453,9 @@ class Interceptor:
         return list(dict.fromkeys(storage for storage in found if storage is not None))
 
     def _read_ahead(self, storage: Storage) -> None:
-        """Begin to read an evicted storage: into the page cache if it is in a file, otherwise into free memory if there is some."""
+        """Begin to read an evicted storage: into the page cache if it is in a file, otherwise into
+        free memory if there is some.
+        """
         memory = storage.ref()
         if storage.resident or memory is None:
             return
@@ -465,7 +473,8 @@ class Interceptor:
         self.go_on()
 
     def escape(self, storage: Storage) -> None:
-        """Keep a storage resident until the next segment ends, because a pointer to it was handed out, maybe for writing.
+        """Keep a storage resident until the next segment ends, because a pointer to it was
+        handed out, maybe for writing.
 
         A mapped one stays in place, and its pages show from now on whether it was written.
         """
@@ -520,7 +529,9 @@ class Interceptor:
 
     @contextlib.contextmanager
     def working_on(self, tensors: Sequence[torch.Tensor], need_bytes: int, what: str) -> Iterator[None]:
-        """Keep tensors resident, with `need_bytes` free at first, while something other than a visible operator works on them."""
+        """Keep tensors resident, with `need_bytes` free at first, while something other than a
+        visible operator works on them.
+        """
         with self.lock, self._resident(storages := self._storages_of(tensors)):
             if not self.residency.make_free(need_bytes):
                 self.op_memory.short(what, storages, need_bytes)
@@ -550,8 +561,8 @@ class Interceptor:
                 residency.try_make_free()
 
     def make_way(self, nbytes: int = 0) -> None:
-        """Evict tensors for memory that the process took between operators, and for `nbytes` more; do nothing while a thread runs an
-        operator.
+        """Evict tensors for memory that the process took between operators, and for `nbytes` more; do nothing while
+        a thread runs an operator.
 
         An importing thread does not wait here, because the operator may be waiting for its import.
         """
@@ -575,7 +586,8 @@ class Interceptor:
     def hold(self, patience_s: float = threading.TIMEOUT_MAX) -> bool:
         """Let no operator start from now on, and return once the current one has ended.
 
-        Return False if it has not ended within `patience_s`, or if operators are no longer intercepted; the program may then continue.
+        Return False if it has not ended within `patience_s`, or if operators are no longer intercepted; the
+        program may then continue.
         """
         self._held = True
         if not self.lock.acquire_within(patience_s):
@@ -618,7 +630,10 @@ class Interceptor:
         self._may_run.notify_all()
 
     def limit_cpu(self, cpu_percent: float) -> None:
-        """Limit this process to a share of all CPUs from now on; 100 means unlimited. Does not wait for a running operator."""
+        """Limit this process to a share of all CPUs from now on; 100 means unlimited.
+
+        Does not wait for a running operator.
+        """
         self._pace = CpuPace(cpu_percent) if cpu_percent < 100 else None
 
     def _wait_while_held(self) -> None:
@@ -655,7 +670,8 @@ class FollowMode(OperatorMode):
     ) -> Any:
         """Run one operator. A tensor subclass first decomposes itself, and its parts come here.
 
-        Tensors without memory are handled by their own mode, which is below this one while a program is traced (`torch.export`).
+        Tensors without memory are handled by their own mode, which is below this one while a program
+        is traced (`torch.export`).
         """
         if self._interceptor.aside:
             return func(*args, **(kwargs or {}))
@@ -668,8 +684,8 @@ class FollowMode(OperatorMode):
         if types and any(is_wrapper(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
             return NotImplemented
         if torch.is_inference_mode_enabled() and is_composite(func):
-            # Composites arrive whole in this mode. Below it, with autograd off, a product with a weight is not folded as
-            # in plain PyTorch (`should_fold` in LinearAlgebra.cpp asks `requires_grad`).
+            # Composites arrive whole in this mode. Below it, with autograd off, a product with a weight is not folded
+            # as in plain PyTorch (`should_fold` in LinearAlgebra.cpp asks `requires_grad`).
             with enable_reentrant_dispatch(), self:
                 return composite_kernel(func)(*args, **(kwargs or {}))
         return self._interceptor.run(func, args, kwargs or {})

@@ -1,4 +1,6 @@
-"""The memory that one operator takes: predicted before it runs, measured while it runs, and reported if it does not fit."""
+"""The memory that one operator takes: predicted before it runs, measured while it runs, and
+reported if it does not fit.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -33,19 +35,24 @@ At most 9 MiB were measured for heads of 108 and 519 MiB; in bfloat16 a whole op
 """
 
 _BLOCKWISE, _BLOCKWISE_WORKSPACE_BYTES = "port_agent::grid_", 12 << 20
-"""Our own operators over quantized weights, and their expected workspace in bytes: a decoded block, its packed copy and its product.
-10.6 MiB were measured for 256 rows; without this estimate, it exceeded a budget of 380 MiB by 4.
+"""Our own operators over quantized weights, and their expected workspace in bytes: a decoded block, its packed copy and
+its product. 10.6 MiB were measured for 256 rows; without this estimate, it exceeded a budget of 380 MiB by 4.
 """
 
 _BLOCK_COLUMNS = 128
 
 _REPORT_SHARE = 0.05
-"""Share of the budget below which a shortage is only counted: estimates are not more precise, and limits have a larger margin."""
+"""Share of the budget below which a shortage is only counted: estimates are not more precise, and
+limits have a larger margin.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShortage:
-    """An operator that alone takes more than a RAM budget leaves for tensors. `line`: calling line of the program, or ""."""
+    """An operator that alone takes more than a RAM budget leaves for tensors.
+
+    `line`: calling line of the program, or "".
+    """
 
     operator: str
     line: str
@@ -130,8 +137,8 @@ class OperatorMemory:
         workspace_bytes: int,
         mapped_bytes: int = 0,
     ) -> None:
-        """Record an operator's workspace, for its next run on other operands; `mapped_bytes` of it belong to a file that it read in
-        place.
+        """Record an operator's workspace, for its next run on other operands; `mapped_bytes` of it belong to a
+        file that it read in place.
         """
         if workspace_bytes:
             kind, operand_bytes = _kind(traits, args), sum(s.nbytes for s in inputs)
@@ -169,7 +176,9 @@ class OperatorMemory:
 
 
 def _block_bytes(args: Sequence[Any]) -> int:
-    """Return the bytes of a block of columns of a weight with many rows, such as a head's, in 32 bits with its packed copy."""
+    """Return the bytes of a block of columns of a weight with many rows, such as a head's, in 32
+    bits with its packed copy.
+    """
     return 2 * _BLOCK_COLUMNS * max(t.shape[0] for t in tensors_in(args) if t.dim() == 2) * torch.float32.itemsize
 
 

@@ -1,7 +1,8 @@
 """Signal handlers wait while the interceptor moves storages, as in plain PyTorch they wait for the end of an operator.
 
-Python runs them between any two bytecodes of the main thread. A KeyboardInterrupt between releasing a storage's memory and marking it as
-evicted would leave the tensor in neither state. A handler that saves a checkpoint would find it in that condition.
+Python runs them between any two bytecodes of the main thread. A KeyboardInterrupt between releasing a storage's
+memory and marking it as evicted would leave the tensor in neither state. A handler that saves a checkpoint would
+find it in that condition.
 """
 
 import signal
@@ -100,7 +101,8 @@ def unwrapped_getsignal(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rewrap_handlers() -> None:
-    """Set every handler written in Python again, so that it waits if `deferring_signal` is installed, and otherwise does not.
+    """Set every handler written in Python again, so that it waits if `deferring_signal` is
+    installed, and otherwise does not.
 
     Outside the main thread, where no handler may be set, they stay as they are.
     """

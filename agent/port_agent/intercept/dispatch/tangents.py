@@ -1,7 +1,9 @@
-"""Forward-mode differentiation (`torch.autograd.forward_ad`): which tensors have tangents, and for which the last digits would differ.
+"""Forward-mode differentiation (`torch.autograd.forward_ad`): which tensors have tangents, and for which the
+last digits would differ.
 
-torch computes a tangent after the operator, by formulas that depend on whether a dispatch mode is on (`areAnyTensorSubclassLike`). Inside
-`torch.func`, they depend on its wrappers instead, so plain PyTorch uses the same formulas.
+torch computes a tangent after the operator, by formulas that depend on whether a dispatch mode is on
+(`areAnyTensorSubclassLike`). Inside `torch.func`, they depend on its wrappers instead, so plain
+PyTorch uses the same formulas.
 """
 
 from collections.abc import Sequence

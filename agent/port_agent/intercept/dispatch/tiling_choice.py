@@ -46,7 +46,10 @@ class TilingChoice:
     def ensure_resident(
         self, traits: OperatorTraits, inputs: list[Storage], mapped: MappedTiling | None, *, whole: bool
     ) -> tuple[list[Storage], MappedTiling | None]:
-        """Make operands resident. Return them, and the mapped tiling, or None instead of it if its bits differ from the whole's."""
+        """Make operands resident.
+
+        Return them, and the mapped tiling, or None instead of it if its bits differ from the whole's.
+        """
         held = _needed_resident(traits, inputs, mapped, whole=whole)
         self._residency.ensure_resident(held)
         if isinstance(mapped, MappedProduct) and not self._products.has_bits_of_whole(mapped):

@@ -1,6 +1,7 @@
 """What is known about an operator for any operands, looked up once for each call.
 
-Of the 45 us that interception added to an operator, calling ten cached functions took 10, because an operator's hash is computed in Python.
+Of the 45 us that interception added to an operator, calling ten cached functions took 10, because an operator's
+hash is computed in Python.
 """
 
 from dataclasses import dataclass
@@ -44,7 +45,9 @@ class OperatorTraits:
     writes: bool
     repeatable: bool
     counts_inside: bool
-    """Whether the kernel counts its writes by calling operators that do so; their counters show autograd what was changed."""
+    """Whether the kernel counts its writes by calling operators that do so; their counters show
+    autograd what was changed.
+    """
     tiled: bool
     takes_lists: bool
     maps_file: bool

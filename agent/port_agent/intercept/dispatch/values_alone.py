@@ -1,7 +1,8 @@
 """Compute singular values and eigenvalues without vectors if they are not differentiated, as plain PyTorch does.
 
-`_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) is true under any dispatch mode. So `svdvals`, `eigvalsh`, `eigvals` and operators
-based on them (`cond`, `matrix_norm`, `matrix_rank`) would also compute vectors, by other LAPACK routines with different last digits.
+`_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) is true under any dispatch mode. So `svdvals`, `eigvalsh`,
+`eigvals` and operators based on them (`cond`, `matrix_norm`, `matrix_rank`) would also compute vectors, by other LAPACK
+routines with different last digits.
 """
 
 import functools
@@ -28,8 +29,8 @@ _VALUES_ALONE: dict[Any, Callable[..., Tensor]] = {
 def composite_kernel(func: Any) -> Callable[..., Any]:
     """Return the kernel of a composite operator, with the decisions that it makes without a mode.
 
-    This is torch's own kernel, except for the operators above. `decompose` would prefer decompositions in Python, which have different bits
-    (gru).
+    This is torch's own kernel, except for the operators above. `decompose` would prefer decompositions in Python, which
+    have different bits (gru).
     """
     return functools.partial(_differentiable_or_not if func in _VALUES_ALONE else composite, func)
 

@@ -1,7 +1,7 @@
 """A program's child processes (DataLoader workers and others), stopped while it is paused.
 
-They are stopped by SIGSTOP, which no process can ignore. If the program is killed meanwhile, a guard lets them continue: a shell that waits
-for the end of its input.
+They are stopped by SIGSTOP, which no process can ignore. If the program is killed meanwhile, a guard lets them
+continue: a shell that waits for the end of its input.
 """
 
 import contextlib
@@ -13,7 +13,10 @@ import threading
 import psutil
 
 _MAX_LOOKS = 5
-"""Largest number of looks. A process may fork between being listed and being stopped; one that forks faster than this is not caught."""
+"""Largest number of looks.
+
+A process may fork between being listed and being stopped; one that forks faster than this is not caught.
+"""
 
 _GUARD = ["/bin/sh", "-c", 'trap "" INT TERM HUP; read -r end; kill -CONT "$@" 2>/dev/null', "port-agent-guard"]
 

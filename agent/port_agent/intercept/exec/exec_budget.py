@@ -41,7 +41,10 @@ class ExecMemory(enum.StrEnum):
     """How tensors are kept, and what decides about evictions."""
 
     RESIZED = "resized"
-    """Evicted storages are empty. For fine-tunings and chats, whose every access is an operator, where memory cannot be guarded."""
+    """Evicted storages are empty.
+
+    For fine-tunings and chats, whose every access is an operator, where memory cannot be guarded.
+    """
     GUARDED = "guarded"
     """Tensors are in guarded memory, and operators are intercepted."""
     GUARD_ONLY = "guard-only"
@@ -61,7 +64,10 @@ class ExecMemory(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExecOptions:
-    """The options of the command line. One of `ram_bytes` and `tensors_bytes` is given, or neither if there is a budget for a GPU."""
+    """The options of the command line.
+
+    One of `ram_bytes` and `tensors_bytes` is given, or neither if there is a budget for a GPU.
+    """
 
     ram_bytes: int | None
     tensors_bytes: int | None
@@ -254,7 +260,9 @@ class ExecBudget:
             self._report_guarded(run, time.perf_counter() - self._begin)
 
     def finish_replaced(self) -> None:
-        """Report the program's figures from a separate process, because another program replaced it; the times of that one are unknown."""
+        """Report the program's figures from a separate process, because another program replaced it; the
+        times of that one are unknown.
+        """
         if self._options.processes is not None:
             table = ProcessTable(Path(self._options.processes))
             self._report_guarded(GuardedRun.read(table, None, 0), None)

@@ -14,10 +14,15 @@ _NAMED = 3
 
 
 class PageWatch:
-    """Notices steps that move many times the bytes of all tensors: the budget wears out flash, or the program mostly waits."""
+    """Notices steps that move many times the bytes of all tensors: the budget wears out flash, or
+    the program mostly waits.
+    """
 
     def __init__(self, verb: str, times: int) -> None:
-        """`verb`: what a step did to pages, for the note. Steps that move up to `times` the bytes of all tensors are not reported."""
+        """`verb`: what a step did to pages, for the note.
+
+        Steps that move up to `times` the bytes of all tensors are not reported.
+        """
         self._verb, self._times = verb, times
         self._moved_bytes = self._reported_bytes = 0
 
@@ -63,8 +68,9 @@ class GuardedRun:
 
     @classmethod
     def read(cls, table: ProcessTable, counters: GuardCounters | None, peak_bytes: int) -> "GuardedRun":
-        """Return the figures of the processes of `table` until now. The planning process is in the sums, but is not a child of the
-        program.
+        """Return the figures of the processes of `table` until now.
+
+        The planning process is in the sums, but is not a child of the program.
         """
         program, everyone = table.program(), table.children()
         children = tuple(use for use in everyone if PLANNING_MODULE not in use.name)

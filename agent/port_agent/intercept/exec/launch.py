@@ -1,8 +1,8 @@
 """Run a program inside a memory budget, in the process that `port-agent exec` becomes.
 
-The program must not notice: `__main__`, `sys.argv`, `sys.path[0]`, the environment, exit codes and tracebacks are those of `python
-train.py`. The budget starts when the program imports torch, so after earlier actions such as setting OMP_NUM_THREADS, and ends with the
-process. Torch is not imported here.
+The program must not notice: `__main__`, `sys.argv`, `sys.path[0]`, the environment, exit codes and tracebacks are those
+of `python train.py`. The budget starts when the program imports torch, so after earlier actions such as setting
+OMP_NUM_THREADS, and ends with the process. Torch is not imported here.
 """
 
 import atexit
@@ -36,7 +36,9 @@ These directories replace the working directory, from which nothing of ours is i
 """
 
 ACCOUNTING = BOOTSTRAP.replace("import main; main()", "import account; account()")
-"""Code that the interpreter runs after a program that was replaced by another one has ended; the arguments are the same."""
+"""Code that the interpreter runs after a program that was replaced by another one has ended;
+the arguments are the same.
+"""
 
 _ROOTS = os.pathsep.join(map(str, SOURCE_ROOTS))
 
@@ -49,7 +51,9 @@ class LaunchOptions:
     module: bool
     """Whether the program is a module (`-m`) or a path."""
     restore_environment: Mapping[str, str | None]
-    """Variables that were set for this process alone, and the values that the program and its children must see instead."""
+    """Variables that were set for this process alone, and the values that the program and its
+    children must see instead.
+    """
     ours: bool = False
     """Whether the module is one of ours, so that the working directory is ignored."""
 
@@ -151,7 +155,9 @@ def _show_only_theirs() -> None:
 
 
 class _WhenTorchLoads(MetaPathFinder):
-    """Loads torch with less memory at the program's own import of it, and starts the budget before that import returns."""
+    """Loads torch with less memory at the program's own import of it, and starts the budget
+    before that import returns.
+    """
 
     def __init__(self, budget: ExecBudget) -> None:
         self._budget, self._pid = budget, os.getpid()

@@ -1,9 +1,9 @@
 """`exec --opportunistic`: a program attached to the daemon, which decides when it runs.
 
-A separate thread holds the connection and obeys. To pause, it stops every operator before it starts. Then it stops any code that touches a
-tensor (a long operator, compiled code, a thread outside the operators), and finally the program's own children. To release memory, it also
-evicts all tensors to the page file. If that thread cannot run, guarded memory obeys instead. Without a daemon nothing runs: the program
-waits, and attaches again.
+A separate thread holds the connection and obeys. To pause, it stops every operator before it starts. Then it stops any
+code that touches a tensor (a long operator, compiled code, a thread outside the operators), and finally the program's
+own children. To release memory, it also evicts all tensors to the page file. If that thread cannot run, guarded memory
+obeys instead. Without a daemon nothing runs: the program waits, and attaches again.
 """
 
 import _thread

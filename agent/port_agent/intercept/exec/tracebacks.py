@@ -7,7 +7,9 @@ from port_planner.base.source_roots import PACKAGE_FOLDERS
 _OURS = tuple(f"{folder}/" for folder in PACKAGE_FOLDERS)
 _BOOTSTRAP = "<string>"
 _CALLED_BY_US = "torch/_ops.py"
-"""File through which an operator passes that a dispatch mode called; one that the program called does not pass through it."""
+"""File through which an operator passes that a dispatch mode called; one that the program called
+does not pass through it.
+"""
 
 
 def clean_exception(error: BaseException) -> None:

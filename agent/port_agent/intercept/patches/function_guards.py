@@ -1,8 +1,9 @@
-"""Keep on a GPU what the program's own autograd functions are given and make: their kernels may be C++ that no operator announces.
+"""Keep on a GPU what the program's own autograd functions are given and make: their kernels may be C++
+that no operator announces.
 
-Functions of flash-attention, bitsandbytes, liger-kernel and unsloth are of this kind. Their operands stay until the function returns, and so do
-tensors that are made inside or asked for by the backward pass, together at most half of the memory. A kernel in C++ that uses any other
-evicted tensor ends with an illegal address (`DevicePool.explain`).
+Functions of flash-attention, bitsandbytes, liger-kernel and unsloth are of this kind. Their operands stay until the
+function returns, and so do tensors that are made inside or asked for by the backward pass, together at most half of the
+memory. A kernel in C++ that uses any other evicted tensor ends with an illegal address (`DevicePool.explain`).
 """
 
 import contextlib
@@ -22,7 +23,9 @@ from port_agent.intercept.residency.storages import Storage
 from port_planner.torch_compat.autograd import SAVED_TENSORS, saved_tensors
 
 _KEPT_SHARE = 1 / 2
-"""Largest share of a budget for a whole process that stays for one function; a budget for tensors alone may be exceeded."""
+"""Largest share of a budget for a whole process that stays for one function; a budget for
+tensors alone may be exceeded.
+"""
 
 _OF_OPERATORS = "torch."
 """Functions of torch itself, such as checkpoints, consist of operators."""

@@ -12,7 +12,9 @@ ATOMIC_SAVE = "_atomic_save"
 
 
 def saving_as_stream(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Return the replacement of `_atomic_save` for local files, which writes the same bytes to the same place, completely or not at all."""
+    """Return the replacement of `_atomic_save` for local files, which writes the same bytes to the same place,
+    completely or not at all.
+    """
 
     def save(checkpoint: Any, path: Any) -> None:
         import fsspec

@@ -1,8 +1,8 @@
-"""Guards around methods that read memory without the dispatcher: their storage is first made resident, and stays while its pointer may be
-used.
+"""Guards around methods that read memory without the dispatcher: their storage is first made resident, and stays
+while its pointer may be used.
 
-The methods are patched individually. A TorchFunctionMode would also see them, but an active one disables the fast paths of
-`nn.TransformerEncoder` and others, which changes bits.
+The methods are patched individually. A TorchFunctionMode would also see them, but an active one disables the fast paths
+of `nn.TransformerEncoder` and others, which changes bits.
 """
 
 import contextlib
@@ -52,8 +52,9 @@ _COUNT, _DATA_TYPE = 1, 2
 """Positions of arguments of a reader's `get_storage_from_record` after the name."""
 
 _MIN_LOADED_BYTES = 64 << 10
-"""Bytes below which storages stay where they were loaded. Among them are states of generators (5 KB), which C++ reads without the
-dispatcher.
+"""Bytes below which storages stay where they were loaded.
+
+Among them are states of generators (5 KB), which C++ reads without the dispatcher.
 """
 
 _LOADED_TWICE = 2
@@ -73,7 +74,8 @@ Guard = Callable[[Callable[..., Any], Any, Any, Any], Any]
 class PointerGuards:
     """Installs the guards around the methods, and removes them.
 
-    If the host's memory is guarded, only a device's tensors are brought in, because touching the host's tensors brings them in anyway.
+    If the host's memory is guarded, only a device's tensors are brought in, because touching the host's
+    tensors brings them in anyway.
     """
 
     def __init__(self, interceptor: Interceptor) -> None:
@@ -131,7 +133,9 @@ class PointerGuards:
     # -- a device's memory
 
     def _guard_array_interface(self) -> None:
-        """Keep tensors of a device in place whose address `__cuda_array_interface__` reveals, because CuPy and Numba store it."""
+        """Keep tensors of a device in place whose address `__cuda_array_interface__` reveals,
+        because CuPy and Numba store it.
+        """
         own: Any = torch.Tensor.__dict__["__cuda_array_interface__"]
 
         def exported(tensor: torch.Tensor) -> Any:
@@ -142,7 +146,9 @@ class PointerGuards:
         self._replaced.replace(torch.Tensor, "__cuda_array_interface__", property(exported))
 
     def _guard_triton(self) -> None:
-        """Make the arguments of a Triton kernel resident for its launch, from the first kernel on that asks for an address."""
+        """Make the arguments of a Triton kernel resident for its launch, from the first kernel on
+        that asks for an address.
+        """
         module = sys.modules.get(_TRITON)
         launcher = getattr(module, "JITFunction", None)
         if launcher is not None and not self._replaced.has_any_of(launcher):
@@ -181,7 +187,9 @@ class PointerGuards:
     # -- guards
 
     def _storages(self, tensor: torch.Tensor) -> list[Storage]:
-        """Return the storages of a tensor, registered now at the latest, because the method's operators could evict them."""
+        """Return the storages of a tensor, registered now at the latest, because the method's
+        operators could evict them.
+        """
         if is_wrapper(tensor) or (tensor.device.type != "cpu" and tensor.device not in self._table.devices):
             return []
         found = (self._table.of(part) for part in strided_runs(tensor))
@@ -276,10 +284,11 @@ class PointerGuards:
             return method(memory, *args, **kwargs)
 
     def _storage_address(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
-        """Return a storage's address as `_storage_pointer` does, but a number to torch.save, safetensors and similar libraries.
+        """Return a storage's address as `_storage_pointer` does, but a number to torch.save,
+        safetensors and similar libraries.
 
-        They only check whether two addresses are equal. The address of an evicted storage may be reused, so a unique number identifies it
-        instead, and nothing must stay resident.
+        They only check whether two addresses are equal. The address of an evicted storage may be reused, so a unique
+        number identifies it instead, and nothing must stay resident.
         """
         asking = _asking(sys._getframe(_ASKING_FRAME))
         compared = asking.f_code.co_filename == torch.serialization.__file__ or compares_storages(asking)
@@ -299,21 +308,27 @@ class PointerGuards:
         return method(memory, *args, **kwargs) if storage is None else storage.nbytes
 
     def _storage_pickled(self, method: Callable[..., Any], memory: torch.TypedStorage, args: Any, kwargs: Any) -> Any:
-        """Evict tensors for the bytes that pickle makes of one, which no operator makes, and for those that it has already made."""
+        """Evict tensors for the bytes that pickle makes of one, which no operator makes, and for those
+        that it has already made.
+        """
         storage = self._table.known_storage(untyped(memory))
         if storage is not None:
             self._interceptor.make_way(_PICKLED * storage.nbytes)
         return method(memory, *args, **kwargs)
 
     def _storage_saved(self, method: Callable[..., Any], writer: Any, args: Any, kwargs: Any) -> Any:
-        """Keep the storages that `torch.save` writes to a file resident; other code may run between writing its size and its contents."""
+        """Keep the storages that `torch.save` writes to a file resident; other code may run between writing
+        its size and its contents.
+        """
         with contextlib.ExitStack() as stack:
             for source in self._sources(args):
                 stack.enter_context(self._interceptor.reading(source))
             return method(writer, *args, **kwargs)
 
     def _storage_loaded(self, method: Callable[..., Any], reader: Any, args: Any, kwargs: Any) -> Any:
-        """Return what `torch.load` reads from a file, in memory that can be evicted; memory that the reader allocates cannot be resized."""
+        """Return what `torch.load` reads from a file, in memory that can be evicted; memory that the reader
+        allocates cannot be resized.
+        """
         nbytes = args[_COUNT] if args[_DATA_TYPE:] == (torch.UntypedStorage,) else 0
         if nbytes < max(_MIN_LOADED_BYTES, self._table.smallest_bytes):
             return method(reader, *args, **kwargs)

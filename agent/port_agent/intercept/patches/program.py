@@ -31,11 +31,14 @@ from port_planner.torch_compat.modes import current_modes
 from port_planner.torch_compat.tensors import POINTER_READS, SCRIPT_SAVES
 
 _SAME_BITS_BACKEND = "aot_eager"
-"""The backend whose programs were compared. inductor generates kernels, and the last digits of eager's traced optimizer steps differ."""
+"""The backend whose programs were compared. inductor generates kernels, and the last digits of eager's
+traced optimizer steps differ.
+"""
 
 
 class _MakingWayForCode(MetaPathFinder):
-    """A finder that finds nothing: for each module that a program imports, it evicts tensors to make space for the modules before.
+    """A finder that finds nothing: for each module that a program imports, it evicts tensors to make
+    space for the modules before.
 
     A compiler's are 100 MiB.
     """
@@ -63,7 +66,9 @@ class ProgramHooks:
         self._to_stream = set(MODULES)
         """Modules that save checkpoints and have not been seen yet."""
         self._accumulates = False
-        """Whether a backward() or an optimizer has ended a segment; from then on, computing a gradient by itself does not end one."""
+        """Whether a backward() or an optimizer has ended a segment; from then on, computing a gradient
+        by itself does not end one.
+        """
 
     def install(self) -> None:
         """Install every hook."""
@@ -163,7 +168,9 @@ class ProgramHooks:
         return save
 
     def _compile_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Stop intercepting once a program compiles, because under a mode its compiled parts would run as if they were not compiled."""
+        """Stop intercepting once a program compiles, because under a mode its compiled parts would run as
+        if they were not compiled.
+        """
 
         def compiled(model: Any = None, **options: Any) -> Any:
             if not options.get("disable") and not _compiles_nothing():
@@ -181,7 +188,9 @@ class ProgramHooks:
         return callback_from_stance
 
     def _expecting_pages(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Intercept operators before they read a mapped file that may not fit, because its pages are loaded without an allocation."""
+        """Intercept operators before they read a mapped file that may not fit, because its pages are
+        loaded without an allocation.
+        """
 
         def from_file(filename: str, shared: bool = False, nbytes: int = 0) -> Any:
             self._interceptor.expect_pages(nbytes)
@@ -246,7 +255,9 @@ def _refuse_compile(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse calls of functions that were compiled before the budget, because a dispatch mode would run them as if they were not."""
+    """Refuse calls of functions that were compiled before the budget, because a dispatch mode would run
+    them as if they were not.
+    """
 
     def callback_from_stance(callback: Any) -> Any:
         if callback:

@@ -1,7 +1,9 @@
-"""Write a model larger than the budget with `safetensors.torch.save_file`: one tensor after another, with the library's bytes.
+"""Write a model larger than the budget with `safetensors.torch.save_file`: one tensor after another,
+with the library's bytes.
 
-The library takes the addresses of all tensors before it writes the first. Under a budget it receives placeholders. The library itself
-begins the file with empty tensors, so that order, names and metadata are its own. Then sizes and contents are filled in.
+The library takes the addresses of all tensors before it writes the first. Under a budget it receives
+placeholders. The library itself begins the file with empty tensors, so that order, names and metadata are its
+own. Then sizes and contents are filled in.
 """
 
 import contextlib
@@ -26,12 +28,14 @@ _ASKING = ("_to_ndarray", "_flatten_as_ptr", "save_file")
 """Functions that ask for addresses which only the library's writer uses; others use them at once."""
 
 _COMPARING_MODULES = (_MODULE, "huggingface_hub.serialization._torch")
-"""Modules that compare the sizes and addresses of storages: safetensors to find tensors that share one, huggingface_hub to
-distribute tensors among files.
+"""Modules that compare the sizes and addresses of storages: safetensors to find tensors that share one, huggingface_hub
+to distribute tensors among files.
 """
 
 _COMPARING = ("_is_complete", "_filter_shared_not_shared", "_end_ptr")
-"""Functions that only compare addresses within one storage, to find tensors that share it, for `save_model` and `load_model`."""
+"""Functions that only compare addresses within one storage, to find tensors that share it, for
+`save_model` and `load_model`.
+"""
 
 _FIRST_PLACEHOLDER = 1 << 62
 """First placeholder for an address; no process has such addresses."""

@@ -1,9 +1,10 @@
 """Run those nodes of autograd's graph without a dispatch mode whose formulas depend on whether one is on.
 
-`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any mode, and the gradients named here are then computed by other
-formulas, with different last digits: `prod` does not divide its result by the item, `masked_fill` also adds zeros. Before such a node its
-saved tensors and gradients are made resident and memory is freed; it runs without the mode; afterwards the mode is restored. If the program
-has a mode of its own, plain PyTorch also uses those other formulas, and nothing is done.
+`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any mode, and the gradients named here are
+then computed by other formulas, with different last digits: `prod` does not divide its result by the item,
+`masked_fill` also adds zeros. Before such a node its saved tensors and gradients are made resident and memory is freed;
+it runs without the mode; afterwards the mode is restored. If the program has a mode of its own, plain PyTorch also uses
+those other formulas, and nothing is done.
 """
 
 import contextlib

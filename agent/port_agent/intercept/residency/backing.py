@@ -71,7 +71,10 @@ class Backing(Protocol):
         """Begin to read an evicted storage, and return the transfer."""
 
     def write(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
-        """Begin to write a storage to its page, which is allocated if necessary. Raises PageError if there is no space."""
+        """Begin to write a storage to its page, which is allocated if necessary.
+
+        Raises PageError if there is no space.
+        """
 
     def wait(self, moving: Moving) -> None:
         """Return when a transfer is done. Raises its failure, a PageError."""
@@ -83,7 +86,9 @@ class Backing(Protocol):
         """Provide memory there that holds NaN: the contents cannot be read any more."""
 
     def written_past(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
-        """Return whether something other than an operator wrote a storage since its page was written, where nothing else tells."""
+        """Return whether something other than an operator wrote a storage since its page was written,
+        where nothing else tells.
+        """
 
     def take_from_file(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
         """Turn a mapping that is about to be written into ordinary memory; return whether it is now."""
@@ -116,7 +121,9 @@ class Backing(Protocol):
     def read_part(
         self, storage: Storage, memory: torch.UntypedStorage, into: torch.Tensor, start: int, nbytes: int
     ) -> Moving:
-        """Begin to read `nbytes` from byte `start` of a page, whole chunks or up to the end, into the bytes of a tensor."""
+        """Begin to read `nbytes` from byte `start` of a page, whole chunks or up to the end,
+        into the bytes of a tensor.
+        """
 
     def write_part(
         self, storage: Storage, memory: torch.UntypedStorage, source: torch.Tensor, start: int, nbytes: int

@@ -18,8 +18,8 @@ class Checksums:
         self.release()
 
     def of(self, contents: torch.Tensor) -> torch.Tensor:
-        """Return a number, on their device, that `contents` (bytes) add up to; another one, but for chance, where one of them or
-        their order differs.
+        """Return a number, on their device, that `contents` (bytes) add up to; another one, but for chance, where one
+        of them or their order differs.
 
         Reads them twice. Raises torch.OutOfMemoryError.
         """

@@ -1,4 +1,6 @@
-"""How many bytes of tensors a budget of a device's memory leaves: context, libraries and what is not followed count, too."""
+"""How many bytes of tensors a budget of a device's memory leaves: context, libraries and what
+is not followed count, too.
+"""
 
 from typing import Protocol
 
@@ -8,12 +10,16 @@ from port_agent.intercept.residency.storages import StorageTable
 from port_planner.base.units import format_bytes
 
 _KEPT_FREE = 1 / 64
-"""Share of the budget that no tensor is planned into: what tensors are rounded up to, and sums over those that leave."""
+"""Share of the budget that no tensor is planned into: what tensors are rounded up to, and
+sums over those that leave.
+"""
 
 _LOOK_OPERATORS = 8
 _MIN_TENSOR_BYTES = 1 << 20
 _LOOKS_OUTSIDE = 3
-"""The first segments bring libraries that did not run before: what the process takes besides tensors is asked for after each."""
+"""The first segments bring libraries that did not run before: what the process takes besides
+tensors is asked for after each.
+"""
 
 
 class DeviceBudget:
@@ -64,7 +70,10 @@ class DeviceBudget:
 
 
 def outside_within(ram_bytes: int, backend: Backend) -> int:
-    """Return what this process takes of a device besides tensors. Raises BudgetTooSmallError where that alone fills `ram_bytes`."""
+    """Return what this process takes of a device besides tensors.
+
+    Raises BudgetTooSmallError where that alone fills `ram_bytes`.
+    """
     outside_bytes = backend.outside_bytes()
     if ram_bytes - outside_bytes < _MIN_TENSOR_BYTES:
         raise BudgetTooSmallError(

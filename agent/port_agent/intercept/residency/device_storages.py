@@ -1,10 +1,10 @@
 """Storages of a device that are away: empty there, their pages in the host's memory.
 
-Where the host's memory has no budget a page is pinned memory (`port_agent.intercept.residency.pinned_pages`). Where it has one, a page is
-a storage of the host like any other, which that budget bounds and pages to flash; bytes go through a bounded ring of pinned buffers
-(`port_agent.backend.transfer_ring`), whose thread alone waits for the device. A device has no memory protection that shows writes by
-something other than operators. So before a storage with a valid page is evicted, a sum of its bytes is computed on the device and
-compared with the earlier one.
+Where the host's memory has no budget a page is pinned memory (`port_agent.intercept.residency.pinned_pages`). Where it
+has one, a page is a storage of the host like any other, which that budget bounds and pages to flash; bytes go through a
+bounded ring of pinned buffers (`port_agent.backend.transfer_ring`), whose thread alone waits for the device. A device
+has no memory protection that shows writes by something other than operators. So before a storage with a valid page is
+evicted, a sum of its bytes is computed on the device and compared with the earlier one.
 """
 
 import contextlib
@@ -32,8 +32,9 @@ RING_CHUNK_BYTES = 4 << 20
 """Size of each of the ring's buffers of pinned memory."""
 
 _RESERVE_BYTES, _MIN_RESERVE_BYTES, _RESERVE_SHARE = 512 << 10, 64 << 10, 1 / 16
-"""Held of a device's memory, at most a share of its budget, for adding up what has to leave when nothing is free. CUDA's allocator gives so
-little from the same memory as single numbers."""
+"""Held of a device's memory, at most a share of its budget, for adding up what has to leave when nothing is free.
+CUDA's allocator gives so little from the same memory as single numbers.
+"""
 
 
 @contextlib.contextmanager
@@ -60,7 +61,8 @@ class ProgramStreams:
     def record(self, contents: torch.Tensor) -> None:
         """Make the allocator keep fresh memory, once it is freed, until every other stream has passed that point.
 
-        The memory is the current stream's, and the program may have asked for the tensor on another one, or have recorded others on it.
+        The memory is the current stream's, and the program may have asked for the tensor on another one, or
+        have recorded others on it.
         """
         current = torch.accelerator.current_stream(self._device)
         for other in self._seen:
@@ -119,8 +121,8 @@ class PartMoved:
 class HostBlocks:
     """Blocks of the host's memory, counted and paged by the host's pool.
 
-    A block whose storage has ended is kept for the next of its size, for newly allocated memory is filled with zeros first, at a tenth
-    of the speed. What is kept and what is in use never exceed what was in use at once.
+    A block whose storage has ended is kept for the next of its size, for newly allocated memory is filled with zeros
+    first, at a tenth of the speed. What is kept and what is in use never exceed what was in use at once.
     """
 
     def __init__(self, host: Residency) -> None:
@@ -165,7 +167,9 @@ class HostBlocks:
             ) from error
 
     def give_back(self, block: torch.UntypedStorage, nbytes: int) -> None:
-        """Keep a block of that many bytes for the next storage of its size, or free it; under a budget of the host's memory none is kept."""
+        """Keep a block of that many bytes for the next storage of its size, or free it; under a budget of the
+        host's memory none is kept.
+        """
         self._used_bytes -= nbytes
         storage = self._host.table.known_storage(block)
         if math.isinf(self._host.limit_bytes) and (storage is None or storage.resident):

@@ -189,10 +189,11 @@ class ProcessBudget:
         return max(self._usable - rest - foreign, _MIN_TENSOR_BYTES)
 
     def _guarded_bytes(self, guard: GuardedMemory, found_bytes: int, allocated_bytes: int) -> int:
-        """Return how many bytes of tensors fit alongside what the allocator has handed out, and the `found_bytes` of the rest.
+        """Return how many bytes of tensors fit alongside what the allocator has handed out, and the
+        `found_bytes` of the rest.
 
-        Guarded memory evicts blocks that no operator has used yet. Its limit is without headroom for growth of the rest, which it
-        measures by itself while an operator runs, as the resident pages of mapped files.
+        Guarded memory evicts blocks that no operator has used yet. Its limit is without headroom for growth of the
+        rest, which it measures by itself while an operator runs, as the resident pages of mapped files.
         """
         guard.set_limit(max(self._usable - found_bytes - allocated_bytes, _MIN_TENSOR_BYTES))
         return max(self._usable - self._rest(found_bytes) - allocated_bytes, _MIN_TENSOR_BYTES)

@@ -92,7 +92,9 @@ _UNSAFE_VIEW = "aten::_unsafe_view"
 
 @cache
 def only_views(func: Any) -> bool:
-    """Return whether an operator reads no byte of its operands, because everything that it returns is a view of them."""
+    """Return whether an operator reads no byte of its operands, because everything that it
+    returns is a view of them.
+    """
     if func._schema.name == _UNSAFE_VIEW:
         return True
     if is_composite(func):  # `contiguous` and others return an operand or a copy of it

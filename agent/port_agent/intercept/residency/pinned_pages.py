@@ -1,4 +1,5 @@
-"""Pages of a device's storages in pinned memory of the host, which copies reach directly: several times the speed of a ring of buffers.
+"""Pages of a device's storages in pinned memory of the host, which copies reach directly: several times the
+speed of a ring of buffers.
 
 Only where the host's memory has no budget, for pinned memory cannot leave; and at most that much of it.
 """

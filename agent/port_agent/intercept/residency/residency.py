@@ -43,7 +43,9 @@ class NotRestorableError(PortError):
 
 @dataclass(slots=True)
 class Counters:
-    """What was moved and recomputed since the start, in bytes of storages; `over_bytes` is the most that did not fit."""
+    """What was moved and recomputed since the start, in bytes of storages; `over_bytes` is
+    the most that did not fit.
+    """
 
     recomputed_bytes: int = 0
     recomputing_seconds: float = 0.0
@@ -188,7 +190,9 @@ class Residency:
     # -- evicting
 
     def make_free(self, nbytes: int) -> bool:
-        """Evict storages until `nbytes` more fit, and return whether they do; the shortage is counted as `over_bytes`."""
+        """Evict storages until `nbytes` more fit, and return whether they do; the shortage
+        is counted as `over_bytes`.
+        """
         target = self.limit_bytes - nbytes
         if self.table.resident_bytes <= target or self.read_only:
             return True

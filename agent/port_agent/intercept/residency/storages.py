@@ -235,8 +235,8 @@ class Storage:
 class StorageTable:
     """The followed storages of one pool. `resident_bytes` counts those whose memory is allocated.
 
-    Those of a device are found by the host's table, too, which numbers them. Storages may die in any thread at any time: their end
-    is queued and handled at the next `reclaim_dead`.
+    Those of a device are found by the host's table, too, which numbers them. Storages may die in any thread at any
+    time: their end is queued and handled at the next `reclaim_dead`.
     """
 
     def __init__(
@@ -280,7 +280,9 @@ class StorageTable:
         return self._host._met
 
     def expect_devices(self, bound_device: Callable[[torch.device], None]) -> None:
-        """Call `bound_device` with each device on which a storage is met for the first time: its memory is to have a budget."""
+        """Call `bound_device` with each device on which a storage is met for the first time: its
+        memory is to have a budget.
+        """
         self._bound_device, self._least_bytes = bound_device, 0
 
     def add_device(self, device: torch.device, smallest_bytes: int) -> "StorageTable":
@@ -360,7 +362,9 @@ class StorageTable:
         return made
 
     def _fills_from_a_device(self, storage: torch.UntypedStorage) -> bool:
-        """Return whether memory is pinned, which copies from a device may still be filling when their operator has ended."""
+        """Return whether memory is pinned, which copies from a device may still be filling when
+        their operator has ended.
+        """
         return (self._bound_device is not None or bool(self.elsewhere)) and _is_pinned(storage)
 
     def _meet_on_device(self, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:

@@ -22,7 +22,9 @@ _SHORTEST_RUN_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class ElementRun:
-    """The next `count` elements of a result: those from element `start` of the operand's storage, or, if None, zeros."""
+    """The next `count` elements of a result: those from element `start` of the operand's
+    storage, or, if None, zeros.
+    """
 
     start: int | None
     count: int

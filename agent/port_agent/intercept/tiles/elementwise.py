@@ -1,11 +1,12 @@
 """Tile operators whose operands do not fit together, with the same bits.
 
-An elementwise operator over whole contiguous tensors gives the same bits in consecutive tiles under one condition. Each number must be
-computed in a vector as in the whole tensor, or round the same way without one (`port_planner.exactness.vector_ends`). A softmax along the
-last dimension gives the same bits on whole rows, which its kernel computes independently. Operators that only move elements run in runs of
-them (`element_copies`). A tile of a paged-out operand is read into a buffer, and a tile of a result whose storage is paged out goes
-straight to its page. So AdamW on an embedding never has four such tensors in RAM, and the loss of a language model never has both logits
-and their logarithms there.
+An elementwise operator over whole contiguous tensors gives the same bits in consecutive tiles under one condition.
+Each number must be computed in a vector as in the whole tensor, or round the same way without one
+(`port_planner.exactness.vector_ends`). A softmax along the last dimension gives the same bits on whole rows, which
+its kernel computes independently. Operators that only move elements run in runs of them (`element_copies`). A tile of
+a paged-out operand is read into a buffer, and a tile of a result whose storage is paged out goes straight to its
+page. So AdamW on an embedding never has four such tensors in RAM, and the loss of a language model never has both
+logits and their logarithms there.
 """
 
 import math
@@ -43,17 +44,18 @@ _LARGEST_ITEM_BYTES = 16
 """Bytes of the largest element, complex128."""
 
 TILED_FROM = 256
-"""Fraction of the limit: operands that together take less are not examined, because operators except those over lists have fewer than
-16.
+"""Fraction of the limit: operands that together take less are not examined, because operators except those over
+lists have fewer than 16.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorTiling:
-    """How a call is tiled: a tile is `step` elements of its `large` operands, in whole rows of `row` elements if that is not 0.
+    """How a call is tiled: a tile is `step` elements of its `large` operands, in whole rows of `row`
+    elements if that is not 0.
 
-    `shape`: shape of a result. `runs`: the parts of a result if the operator only moves elements. `least`: if fewer elements remain at the
-    end, they belong to the previous tile.
+    `shape`: shape of a result. `runs`: the parts of a result if the operator only moves elements. `least`: if fewer
+    elements remain at the end, they belong to the previous tile.
     """
 
     large: list[torch.Tensor]
@@ -133,8 +135,9 @@ def tiling_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
 
 
 def _made_item_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], largest: int) -> int:
-    """Return the bytes of an element of a result: for example, a mask times a number has the number's type. Raises what the call would
-    raise.
+    """Return the bytes of an element of a result: for example, a mask times a number has the number's type.
+
+    Raises what the call would raise.
     """
 
     def of_none(tensor: torch.Tensor) -> torch.Tensor:
@@ -158,7 +161,9 @@ def _copy_tiling(
 
 
 def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int | None:
-    """Return the length of rows that must not be divided; 0 if there are none, None if the indivisible parts are not rows."""
+    """Return the length of rows that must not be divided; 0 if there are none, None if the
+    indivisible parts are not rows.
+    """
     count = operator_of(func._schema.name).row_operands
     if count == 0:
         return 0
@@ -168,17 +173,23 @@ def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int |
 
 
 def _strides(shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides of a new tensor. A contiguous tensor may have other strides in a dimension of size 1, and passes them on."""
+    """Return the strides of a new tensor.
+
+    A contiguous tensor may have other strides in a dimension of size 1, and passes them on.
+    """
     return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
-    """Return whether operands that share a storage have one data type, so that a tile of it is read once for all of them."""
+    """Return whether operands that share a storage have one data type, so that a tile of it is
+    read once for all of them.
+    """
     return len({(id(untyped_storage(t)), t.dtype) for t in large}) == len({id(untyped_storage(t)) for t in large})
 
 
 def _writes_numbers(func: Any, args: Sequence[Any], kwargs: dict[str, Any], largest: int) -> bool:
-    """Return whether a call writes single numbers, or storages that several operands share, each tile of which is read again.
+    """Return whether a call writes single numbers, or storages that several operands share, each
+    tile of which is read again.
 
     The steps of fused optimizers are only read, although their schema says otherwise.
     """
@@ -200,7 +211,9 @@ def is_tiled(func: Any) -> bool:
 
 @cache
 def _by_vectors(func: Any) -> bool:
-    """Return whether threads process an operator's elements in vectors from the start of their shares, regardless of cache lines."""
+    """Return whether threads process an operator's elements in vectors from the start of their shares,
+    regardless of cache lines.
+    """
     name = _full_name(func)
     known = operator_of(name)
     return known.reads is not Reads.SHAPES and (runs_in_slices(name) or overload_name(name) in known.in_vectors)

@@ -1,6 +1,8 @@
-"""Whether an operator has the same bits on a device in parts: one over lists element by element, one over numbers in tiles.
+"""Whether an operator has the same bits on a device in parts: one over lists element by element,
+one over numbers in tiles.
 
-A GPU has special kernels for lists, and for tensors of some sizes, so there it is tested once for each operator and data type.
+A GPU has special kernels for lists, and for tensors of some sizes, so there it is tested once for
+each operator and data type.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -32,7 +34,10 @@ class PartBits:
     """Tests operators, and remembers the results."""
 
     def __init__(self, test: Callable[..., bool], kind: Callable[..., Hashable]) -> None:
-        """`test`: whether an operator with arguments has the bits of the whole. `kind`: of arguments, for which one test is enough."""
+        """`test`: whether an operator with arguments has the bits of the whole.
+
+        `kind`: of arguments, for which one test is enough.
+        """
         self._test, self._kind = test, kind
         self._exact: dict[Hashable, bool] = {}
 
@@ -101,8 +106,8 @@ def _all(made: Any, arguments: tuple[list[Any], dict[str, Any]]) -> list[torch.T
 
 
 def _sample(value: Any, listed: int) -> Any:
-    """Return an argument with lists of `listed` tensors replaced by fewer tensors of the same kind with other values; single numbers
-    stay.
+    """Return an argument with lists of `listed` tensors replaced by fewer tensors of the same kind with other
+    values; single numbers stay.
     """
     if isinstance(value, (list, tuple)):
         return [_alike(part, _ELEMENTS) for part in value[:_TENSORS]]

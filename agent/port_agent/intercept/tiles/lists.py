@@ -1,6 +1,7 @@
 """Operators over lists of tensors, `_foreach_*` and `_fused_*`, run element by element.
 
-Their CPU kernels are loops over the lists, so the bits are the same, and not every parameter of the model must be resident at once.
+Their CPU kernels are loops over the lists, so the bits are the same, and not every parameter of the model
+must be resident at once.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,10 @@
 """Products with a frozen weight that is read from its file in blocks of output columns, to the bit.
 
-A language model's head is often its largest tensor. If it is a mapping of a safetensors file, blocks of it are read in place. The pages of
-one block are released before the next is read, so the whole is never resident. Columns of a product are independent of each other, and
-kernels that compute them in wide blocks give the bits of the whole. A comparison on this machine, for each shape, layout, data type and
-number of threads (`_equal_in_blocks`), shows whether they do, and is kept for the next process. Otherwise the product runs whole.
+A language model's head is often its largest tensor. If it is a mapping of a safetensors file, blocks of it are read in
+place. The pages of one block are released before the next is read, so the whole is never resident. Columns of a product
+are independent of each other, and kernels that compute them in wide blocks give the bits of the whole. A comparison on
+this machine, for each shape, layout, data type and number of threads (`_equal_in_blocks`), shows whether they do, and
+is kept for the next process. Otherwise the product runs whole.
 """
 
 import contextlib
@@ -43,7 +44,9 @@ _WIDENED = {
     "port_agent::grid_addmm_input_gradient": True,
     "port_agent::grid_input_gradient": False,
 }
-"""Our own products with a 16-bit weight that is widened during multiplication -> whether it is multiplied transposed."""
+"""Our own products with a 16-bit weight that is widened during multiplication -> whether it
+is multiplied transposed.
+"""
 
 STORED = "stored"
 """Mark of a product whose weight is not quantized: the weight itself is used as it is in its file."""
@@ -90,7 +93,9 @@ _SLICES_MAPPED = 3
 """Mapped slices that exist at once: one, and large folios at both its ends."""
 
 _PACKED = 2
-"""Copies of a weight that exist when it is multiplied whole along its rows; kernels of half precision make a packed copy."""
+"""Copies of a weight that exist when it is multiplied whole along its rows; kernels of half
+precision make a packed copy.
+"""
 
 _COLUMNS = 64
 """Blocks begin at multiples of this, so that no kernel's last columns, which are computed in a different order, lie
@@ -125,7 +130,9 @@ class MappedProduct:
     """Position of the weight among the arguments."""
     step: int
     form: tuple[Any, ...]
-    """Properties that determine which kernels run: of products with equal form, all or none have the bits of the whole."""
+    """Properties that determine which kernels run: of products with equal form, all or none
+    have the bits of the whole.
+    """
 
     @property
     def weight(self) -> torch.Tensor:
@@ -185,7 +192,8 @@ class MappedProduct:
 
 
 def accumulated_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
-    """Return the bytes of 32-bit sums that a product of this size needs, if this processor keeps them for shorter numbers.
+    """Return the bytes of 32-bit sums that a product of this size needs, if this processor keeps
+    them for shorter numbers.
 
     148 MiB for 256 rows of 151,936 in bfloat16, on an AVX-512 without bfloat16 and on a Cortex-A72 alike.
     """
@@ -193,7 +201,9 @@ def accumulated_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
 
 
 def gathered_bytes(table: torch.Tensor) -> int:
-    """Return what a product gathers at a time from a table, [inner, columns] as stored in its file, and what it maps meanwhile."""
+    """Return what a product gathers at a time from a table, [inner, columns] as stored in its file,
+    and what it maps meanwhile.
+    """
     mapped_bytes = _SLICES_MAPPED * BLOCK_BYTES // _GATHERED_SLICES
     return max(_COLUMNS * table.shape[0] * table.element_size(), 2 * BLOCK_BYTES) + mapped_bytes
 
@@ -327,9 +337,9 @@ def _widest(columns: int, step: int) -> int:
 def _equal_in_blocks(product: MappedProduct) -> bool:
     """Return whether a product of this form, run in blocks, has the bits of the whole.
 
-    The order in which terms are added does not depend on their values. So the given operands are replaced by others of the same shapes,
-    layouts and alignment whose sums cancel. Most of their pages are zeros, which take no RAM; only a few rows and some parts of the weight
-    contain numbers. Raises OSError.
+    The order in which terms are added does not depend on their values. So the given operands are replaced by others of
+    the same shapes, layouts and alignment whose sums cancel. Most of their pages are zeros, which take no RAM; only a
+    few rows and some parts of the weight contain numbers. Raises OSError.
     """
     position = product.position
     numbers = Operands(product.weight.dtype)
@@ -343,9 +353,11 @@ def _equal_in_blocks(product: MappedProduct) -> bool:
 
 
 def large_product_equal_in_blocks(operand: torch.Tensor, weight: tuple[int, int], step: int, *, by_rows: bool) -> bool:
-    """Return whether `operand` times a weight of this shape has the bits of the whole in blocks of `step` columns of the result.
+    """Return whether `operand` times a weight of this shape has the bits of the whole in blocks of
+    `step` columns of the result.
 
-    `weight`: [inner, columns] as it lies in memory, or, `by_rows`, [columns, inner]. It takes no RAM, however large. Raises OSError.
+    `weight`: [inner, columns] as it lies in memory, or, `by_rows`, [columns, inner]. It takes no RAM,
+    however large. Raises OSError.
     """
     rows, columns = weight
     with contextlib.closing(ZeroMapping(rows * columns * operand.element_size())) as zeros:
@@ -371,7 +383,9 @@ def _filled(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _fill_rows(operand: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill the first and last rows of the operand that a weight multiplies, mirrored; fill all rows if they are not contiguous."""
+    """Fill the first and last rows of the operand that a weight multiplies, mirrored; fill all rows
+    if they are not contiguous.
+    """
     rows = operand.shape[0]
     some = rows > _compared_rows(operand)
     for first, stop in ((0, _END_ROWS), (rows - _END_ROWS, rows)) if some else ((0, rows),):

@@ -1,9 +1,10 @@
 """Rows of a table that stays in its file, read from one part of the table at a time.
 
-An embedding's lookup touches a page for each row, and the kernel maps more than that page: 64 KiB around it, or a whole large folio (up to
-2 MiB). A hundred rows spread over a table would load most of it. So the rows of each part are copied, and its pages are released before the
-next. Copies have the bits of the original. A whole table, or a part of it, is copied the same way. It may also be converted, because the
-conversion of a number does not depend on its neighbours.
+An embedding's lookup touches a page for each row, and the kernel maps more than that page: 64 KiB around it, or a
+whole large folio (up to 2 MiB). A hundred rows spread over a table would load most of it. So the rows of each
+part are copied, and its pages are released before the next. Copies have the bits of the original. A whole table,
+or a part of it, is copied the same way. It may also be converted, because the conversion of a number does not
+depend on its neighbours.
 """
 
 import itertools
@@ -186,7 +187,9 @@ def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: S
 
 
 def _in_its_file(tensor: torch.Tensor, table: StorageTable) -> Storage | None:
-    """Return the storage of a tensor whose parts may be read in place; None for a small tensor, and for one that is in RAM."""
+    """Return the storage of a tensor whose parts may be read in place; None for a small tensor,
+    and for one that is in RAM.
+    """
     storage = table.known(tensor)
     if storage is None or not storage.in_file or storage.resident or storage.watched:
         return None

@@ -13,21 +13,25 @@ MAX_PENDING_WRITES = 2
 
 
 class TileBuffers:
-    """The tiles of a call's large operands: views if they are resident, buffers on their `device` (None: the host) if they are paged out."""
+    """The tiles of a call's large operands: views if they are resident, buffers on their `device` (None: the
+    host) if they are paged out.
+    """
 
     def __init__(self, residency: Residency, away: dict[int, Storage], device: torch.device | None = None) -> None:
         self._residency, self._away, self._device = residency, away, device
         self._writes: deque[Moving] = deque()
         self._read_ends: dict[int, tuple[int, torch.Tensor]] = {}
-        """For each storage, the chunk in which the last tile ended, and its offset, because the next tile also begins in it."""
+        """For each storage, the chunk in which the last tile ended, and its offset, because the
+        next tile also begins in it.
+        """
         self._unwritten = torch.empty(0, dtype=torch.uint8, device=device)
         """The end of the last appended tile, which is less than a chunk."""
 
     def load(self, tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """Return elements `start` to `stop` of a tensor's storage, in a buffer of whole chunks if it is paged out.
 
-        A tile that begins in the chunk in which the previous one ended does not read it again. Raises PageError, or RuntimeError if the
-        tensor is paged out without a page, a defect of the interceptor.
+        A tile that begins in the chunk in which the previous one ended does not read it again. Raises PageError, or
+        RuntimeError if the tensor is paged out without a page, a defect of the interceptor.
         """
         key, item_bytes = id(untyped_storage(tensor)), tensor.element_size()
         storage = self._away.get(key)
@@ -55,7 +59,9 @@ class TileBuffers:
         self._write(storage, tile, start * tile.element_size(), allocated_bytes(untyped_storage(tile)))
 
     def append(self, storage: Storage, tile: torch.Tensor, start: int) -> None:
-        """Write as `store` does, for tiles that come in order and may end anywhere; a partial chunk waits for the next tile."""
+        """Write as `store` does, for tiles that come in order and may end anywhere; a partial
+        chunk waits for the next tile.
+        """
         begin = start * tile.element_size() - len(self._unwritten)
         end = begin + len(self._unwritten) + tile.numel() * tile.element_size()
         whole = end if end == storage.nbytes else end // CHUNK * CHUNK
@@ -66,7 +72,10 @@ class TileBuffers:
             self._write(storage, tile, begin, whole - begin)
 
     def _write(self, storage: Storage, buffer: torch.Tensor, begin: int, nbytes: int) -> None:
-        """Queue a write. Raises PageError for an earlier one, or RuntimeError if there is no page, a defect of the interceptor."""
+        """Queue a write.
+
+        Raises PageError for an earlier one, or RuntimeError if there is no page, a defect of the interceptor.
+        """
         backing = self._residency.backing
         self._writes.append(backing.write_part(storage, _memory(storage), buffer, begin, nbytes))
         while len(self._writes) > MAX_PENDING_WRITES:

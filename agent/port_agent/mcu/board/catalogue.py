@@ -2,8 +2,8 @@
 
 It lists memory, compiler flags, USB identities, and how to flash and simulate them.
 
-Addresses and sizes come from the sources named in each port under firmware/ports. "Emulated" boards run in QEMU and in this project's
-tests; the others are only compiled there, and the authors have not run them on real hardware.
+Addresses and sizes come from the sources named in each port under firmware/ports. "Emulated" boards run in QEMU and in
+this project's tests; the others are only compiled there, and the authors have not run them on real hardware.
 """
 
 import enum
@@ -45,7 +45,9 @@ class Machine:
     name: str
     arguments: tuple[str, ...] = ()
     storage_bytes: int | None = None
-    """Size in bytes of the memory that the simulator backs with a file; None: the machine's own flash, which is lost at a kill."""
+    """Size in bytes of the memory that the simulator backs with a file; None: the machine's own
+    flash, which is lost at a kill.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,9 @@ _NUCLEO_F446 = replace(
 
 
 def _spi(select: int, clock: int, out: int, into: int, high: tuple[int, int] | None = None) -> dict[str, int]:
-    """Return the pins of an SPI medium of an nRF52; `high`: those that must be high for a flash with four data lines."""
+    """Return the pins of an SPI medium of an nRF52; `high`: those that must be high for a
+    flash with four data lines.
+    """
     first, second = high or (select, select)
     return {
         "PORT_PIN_SELECT": select,

@@ -1,7 +1,7 @@
 """Build the firmware of one model for one board, and report how much memory it takes.
 
-The sources are in `firmware/` of a checkout, or data of `port_agent` in an installed wheel. A model is a directory with model.c and model.h
-as port_planner.mcu writes them.
+The sources are in `firmware/` of a checkout, or data of `port_agent` in an installed wheel. A model is a directory with
+model.c and model.h as port_planner.mcu writes them.
 """
 
 import re
@@ -72,8 +72,8 @@ def build_firmware(
 ) -> Firmware:
     """Compile and link the firmware with the model in directory `model` into directory `out`.
 
-    `extra` is passed to the compiler unchanged: sanitizers, or a board's own definitions. Raises BuildError if the compiled model is
-    missing or the compiler rejects it.
+    `extra` is passed to the compiler unchanged: sanitizers, or a board's own definitions. Raises BuildError if the
+    compiled model is missing or the compiler rejects it.
     """
     board = find_board(board) if isinstance(board, str) else board
     if not (model / "model.c").is_file() or not (model / "model.h").is_file():

@@ -1,7 +1,7 @@
 """Write an image to a board with the tool of its family, or show the exact command for it.
 
-The tools are optional: adafruit-nrfutil, stm32loader and pyocd come with `pip install port-agent[flash]`, bossac from the
-system's packages. Copying to a boot loader's drive (UF2, DAPLink) needs none.
+The tools are optional: adafruit-nrfutil, stm32loader and pyocd come with `pip install port-agent[flash]`, bossac from
+the system's packages. Copying to a boot loader's drive (UF2, DAPLink) needs none.
 """
 
 import os

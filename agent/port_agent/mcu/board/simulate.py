@@ -2,8 +2,8 @@
 
 In both cases the agent uses a real pty.
 
-QEMU emulates core, memory limits (microbit), UART and flash controller, but not the clock, so a simulation does not show a real board's
-time or energy.
+QEMU emulates core, memory limits (microbit), UART and flash controller, but not the clock, so a simulation does not
+show a real board's time or energy.
 """
 
 import contextlib
@@ -22,7 +22,9 @@ from port_agent.system.locks import LockFile
 
 QEMU = "qemu-system-arm"
 START_S = 30.0
-"""Seconds to wait for the start: QEMU answers within 0.2 s on an idle machine, but has taken seconds on a loaded one."""
+"""Seconds to wait for the start: QEMU answers within 0.2 s on an idle machine, but has
+taken seconds on a loaded one.
+"""
 
 
 def find_qemu() -> str:

@@ -1,7 +1,7 @@
 """A compiled model as the agent sees it: a directory with model.c, model.h and model.json.
 
-model.json adds what the C tables lack: the shape and scale of the input, and the names of the classes. A directory without it accepts only
-int8 samples.
+model.json adds what the C tables lack: the shape and scale of the input, and the names of the classes. A directory
+without it accepts only int8 samples.
 """
 
 import json
@@ -22,7 +22,9 @@ MANIFEST = "model.json"
 MIN_CODES = 8
 """The least codes from zero that data reach; with fewer, they have other units than the model."""
 MAX_CLIPPED_SHARE = 0.5
-"""Largest share of values outside the calibrated range; a larger share means that the data have other units than the model."""
+"""Largest share of values outside the calibrated range; a larger share means that the data have
+other units than the model.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ class InputFormat:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes that a sample may have: whole, and without the axes that a stream, features or a single channel lack."""
+        """The shapes that a sample may have: whole, and without the axes that a stream, features
+        or a single channel lack.
+        """
         whole = (self.channels, self.height, self.width)
         stream = ((self.channels, self.width),) if self.height == 1 else ()
         features = ((self.channels,),) if self.height == self.width == 1 else ()
@@ -55,7 +59,9 @@ class InputFormat:
         return int(((reals < low - self.scale) | (reals > high + self.scale)).sum())
 
     def refuse_clipped(self, clipped: int, size: int, place: str) -> None:
-        """Raise BoardJobError if more than half of `size` values are clipped, which means that they have other units than the model."""
+        """Raise BoardJobError if more than half of `size` values are clipped, which means that they have
+        other units than the model.
+        """
         if clipped > MAX_CLIPPED_SHARE * size:
             low, high = self.limits
             raise BoardJobError(
@@ -64,7 +70,9 @@ class InputFormat:
             )
 
     def faint(self, largest: float) -> str | None:
-        """Return what is wrong with data whose largest value is below MIN_CODES steps: int8 hardly tells samples apart."""
+        """Return what is wrong with data whose largest value is below MIN_CODES steps: int8
+        hardly tells samples apart.
+        """
         if largest >= MIN_CODES * self.scale:
             return None
         low, high = self.limits
@@ -113,8 +121,8 @@ class ModelDirectory:
     def quantize(self, samples: NDArray[Any]) -> NDArray[np.int8]:
         """Return samples as int8 rows [N, input_bytes], in the device's order.
 
-        Samples are real values [N, channels, height, width], or without the axes after the channels if these are 1. Raises
-        BoardJobError for samples of another shape, for int8, and for values that are not finite real numbers.
+        Samples are real values [N, channels, height, width], or without the axes after the channels if these are 1.
+        Raises BoardJobError for samples of another shape, for int8, and for values that are not finite real numbers.
         """
         form, reals = self._real_samples(samples)
         # the rule of port_planner.mcu.quantize: half up, in float32

@@ -43,8 +43,8 @@ from port_agent.mcu.protocol.session import Session
 class Device:
     """Operations on the device of a session.
 
-    After DisconnectedError or NoAnswerError, attach the session to a new transport and call the same operation with the same arguments;
-    finished parts are not run again.
+    After DisconnectedError or NoAnswerError, attach the session to a new transport and call the same operation with the
+    same arguments; finished parts are not run again.
     """
 
     def __init__(self, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
@@ -107,7 +107,8 @@ class Device:
     def load_parameters(self, data: bytes) -> None:
         """Overwrite all parameters, checked by the device's own CRC.
 
-        Raises IncompatibleError if the number of bytes differs from the model's, MessageError if the device then has other ones.
+        Raises IncompatibleError if the number of bytes differs from the model's, MessageError if the
+        device then has other ones.
         """
         if len(data) != self.info.parameter_bytes:
             raise IncompatibleError(

@@ -15,14 +15,17 @@ CRC_BYTES = 4
 CONTENT_MAX = 8192
 """Largest frame content that a host accepts.
 
-Devices state their own limit in HELLO (512 to 4096). Twice the largest allows for newer devices, and keeps a faulty port from filling the
-memory.
+Devices state their own limit in HELLO (512 to 4096). Twice the largest allows for newer devices, and keeps a faulty
+port from filling the memory.
 """
 ENCODED_MAX = CONTENT_MAX + CRC_BYTES + (CONTENT_MAX + CRC_BYTES) // 254 + 1
 """Largest encoded frame: COBS adds one byte, and one more per 254 bytes."""
 DELIMITER = b"\0"
 ATTENTION = bytes(16)
-"""Bytes that stop a running TRAIN or EVAL. The device looks for eight zeros in a row; sixteen survive the loss of a few."""
+"""Bytes that stop a running TRAIN or EVAL.
+
+The device looks for eight zeros in a row; sixteen survive the loss of a few.
+"""
 
 _BLOCK = 254
 

@@ -1,7 +1,7 @@
 """The common parts of all requests and replies: a type, a header, a status. Layouts: firmware/PROTOCOL.md.
 
-The requests themselves are `queries` and `effects`. Every integer is little endian. A request knows the type of its reply;
-`read_reply` checks the length and raises MessageError with the number that does not fit.
+The requests themselves are `queries` and `effects`. Every integer is little endian. A request knows the type of its
+reply; `read_reply` checks the length and raises MessageError with the number that does not fit.
 """
 
 import enum

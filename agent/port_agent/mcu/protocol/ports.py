@@ -1,7 +1,7 @@
 """Find the serial port of a board: by USB identity and serial number, by path, and again after it was unplugged.
 
-A path does not identify a board: /dev/ttyACM0 returns as ttyACM1 if it was still open. The system does not list ptys, so simulated boards
-are given by path or found among the running simulators.
+A path does not identify a board: /dev/ttyACM0 returns as ttyACM1 if it was still open. The system does not list ptys,
+so simulated boards are given by path or found among the running simulators.
 """
 
 import os
@@ -80,7 +80,10 @@ def _simulated(folder: Path) -> Iterable[PortInfo]:
 
 
 def selector_of(port: PortInfo) -> PortSelector:
-    """Return a selector that finds this port again after it is replugged. It never uses the path of a port that has an identity."""
+    """Return a selector that finds this port again after it is replugged.
+
+    It never uses the path of a port that has an identity.
+    """
     if port.serial is not None:
         return PortSelector(usb=port.usb, serial=port.serial)
     return PortSelector(path=port.path, usb=port.usb)

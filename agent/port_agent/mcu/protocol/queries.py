@@ -171,8 +171,8 @@ class Status:
 class DevicePages:
     """The external memory for a model's pages, and the traffic to and from it since boot. Sizes in bytes.
 
-    `medium` is empty if the device has none. `written_bytes` counts whole blocks, which is what wears the medium. `torn`: a step ended half
-    way, so parameters and state must be restored.
+    `medium` is empty if the device has none. `written_bytes` counts whole blocks, which is what wears the medium.
+    `torn`: a step ended half way, so parameters and state must be restored.
     """
 
     medium: str

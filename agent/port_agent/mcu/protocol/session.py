@@ -139,7 +139,8 @@ class Session:
     def attach(self, transport: Transport) -> None:
         """Continue over a new transport.
 
-        Raises DeviceResetError if the device has lost its state meanwhile, and SequenceError if it expects a number that was never sent.
+        Raises DeviceResetError if the device has lost its state meanwhile, and SequenceError if it expects a
+        number that was never sent.
         """
         self._transport.close()
         self._transport = transport
@@ -166,8 +167,8 @@ class Session:
     def request(self, request: Request[R], work_s: float = 0.0) -> R:
         """Return the reply to `request`.
 
-        `work_s`: seconds that the device needs for it, besides the transfer. If DisconnectedError or NoAnswerError interrupts an effect,
-        repeating the same request completes it.
+        `work_s`: seconds that the device needs for it, besides the transfer. If DisconnectedError or NoAnswerError
+        interrupts an effect, repeating the same request completes it.
         """
         self.counters.requests += 1
         if request.type.is_effect:
@@ -249,8 +250,8 @@ class Session:
     def _measure_line(self, is_first: bool, byte_s: float) -> None:
         """Update the line's speed from an answer, by the time since the request was last sent.
 
-        After a repetition, that time is a lower bound: the answer may belong to an earlier attempt. Repeated answers to one
-        request distinguish a slow line, on which repetitions arrive, from one that loses frames.
+        After a repetition, that time is a lower bound: the answer may belong to an earlier attempt. Repeated answers to
+        one request distinguish a slow line, on which repetitions arrive, from one that loses frames.
         """
         repeated = self.counters.stray_replies - self._strays
         self._strays = self.counters.stray_replies

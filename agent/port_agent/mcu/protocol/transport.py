@@ -9,7 +9,10 @@ import serial
 from port_agent.mcu.board.errors import DisconnectedError
 
 WRITE_TIMEOUT_S = 10.0
-"""Seconds that a write may take. QEMU's pty has stalled for seconds under floods; real adapters never take this long for one frame."""
+"""Seconds that a write may take.
+
+QEMU's pty has stalled for seconds under floods; real adapters never take this long for one frame.
+"""
 BAUD = 115200
 """Baud rate, which USB CDC and ptys ignore."""
 

@@ -13,10 +13,11 @@ PROOF_S = 4.0
 
 
 async def where_key_is(own: Identity, addresses: Sequence[str], port: int) -> str:
-    """Return the first of these addresses, none of them this device's, at which somebody proves to hold this device's key; "" if nobody
-    does.
+    """Return the first of these addresses, none of them this device's, at which somebody proves to hold this
+    device's key; "" if nobody does.
 
-    In TLS 1.3, the listening side signs the handshake before it learns who calls. Raises OSError if this device's own key cannot be read.
+    In TLS 1.3, the listening side signs the handshake before it learns who calls. Raises OSError if this
+    device's own key cannot be read.
     """
     context = dialing_context(own, [own.certificate])
     for address in foreign(addresses) if port else ():

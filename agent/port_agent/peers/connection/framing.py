@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from port_planner.base.errors import PortError
 
 FRAME_LIMIT_BYTES = 16 << 10
-"""Largest frame in bytes. The longest message, a certificate in a pairing, has 2.2 kB; the rest is reserved for later versions."""
+"""Largest frame in bytes.
+
+The longest message, a certificate in a pairing, has 2.2 kB; the rest is reserved for later versions.
+"""
 _LENGTH = struct.Struct(">I")
 
 

@@ -1,7 +1,7 @@
 """One connection to a paired device: the bytes of a socket, TLS, frames, messages, and the reason for its end.
 
-All queues are bounded: beyond `WAITING_MESSAGES` received messages the socket is not read, and senders wait while more than `UNSENT_BYTES`
-are unsent.
+All queues are bounded: beyond `WAITING_MESSAGES` received messages the socket is not read, and senders wait while more
+than `UNSENT_BYTES` are unsent.
 """
 
 import asyncio
@@ -26,11 +26,14 @@ from port_agent.peers.identity.device_id import DeviceId
 from port_planner.base.errors import PortError
 
 GREETING_S = 8.0
-"""Seconds after connecting in which both ends must prove their identity and send their greeting; a Pi's handshake takes 0.05 s."""
+"""Seconds after connecting in which both ends must prove their identity and send their greeting; a
+Pi's handshake takes 0.05 s.
+"""
 WAITING_MESSAGES = 8
 MAX_WAITING = 64
-"""Largest number of messages in one read of the socket. Devices send one every few seconds, so more can only be an attempt to fill
-memory.
+"""Largest number of messages in one read of the socket.
+
+Devices send one every few seconds, so more can only be an attempt to fill memory.
 """
 UNSENT_BYTES = 256 << 10
 _LINGER_S = 2.0

@@ -21,7 +21,10 @@ QUESTIONS_VERSION = 2
 CHUNK_BYTES = 12 << 10
 """Size in bytes of the chunks in which longer content is sent, each in one frame."""
 QUESTION_LIMIT_BYTES = 1 << 20
-"""Largest question in bytes. A compressed planning problem of 6,000 operators, the largest that is searched, takes 0.2 MB."""
+"""Largest question in bytes.
+
+A compressed planning problem of 6,000 operators, the largest that is searched, takes 0.2 MB.
+"""
 ANSWER_LIMIT_BYTES = 1 << 20
 """Largest answer in bytes: costs of 20,000 operators, or a plan, which takes some kB."""
 _LONGEST_SOLVING_S = 3600.0

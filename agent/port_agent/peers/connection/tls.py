@@ -1,8 +1,8 @@
 """TLS 1.3 between paired devices, without sockets: bytes in, bytes out.
 
-Each side shows its certificate and has the other's stored: the only authorities of a connection are the certificates of the paired devices.
-There are no names, no tickets (a resumed session would outlive `unpair`) and no older versions. asyncio's own TLS keeps 256 KiB for each
-connection; this module keeps only data in transit.
+Each side shows its certificate and has the other's stored: the only authorities of a connection are the certificates of
+the paired devices. There are no names, no tickets (a resumed session would outlive `unpair`) and no older versions.
+asyncio's own TLS keeps 256 KiB for each connection; this module keeps only data in transit.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Questions over one connection, in both directions, one at a time in each.
 
-The content of a question or an answer is sent in chunks of limited number and size. Every wait has an end, and a device that asks more
-often than every `ANSWER_EVERY_S` must wait.
+The content of a question or an answer is sent in chunks of limited number and size. Every wait has an end, and a device
+that asks more often than every `ANSWER_EVERY_S` must wait.
 """
 
 import asyncio
@@ -37,7 +37,9 @@ from port_planner.base.errors import PortError
 ANSWER_EVERY_S = 0.05
 """Least seconds between answers: a device that asks without end gets at most 20 answers per second."""
 MAX_COUNTED, COUNTED_S = 1000, 10.0
-"""Largest number of messages in this many seconds, except expected chunks: an honest device sends 400 if its answers cross."""
+"""Largest number of messages in this many seconds, except expected chunks: an honest device sends
+400 if its answers cross.
+"""
 
 
 class ExchangeError(PortError):

@@ -1,7 +1,7 @@
 """Costs and plans that this device shares with paired ones: files by name, a limited number of each.
 
-Planning on this device stores them here (`port-agent plan`), and nothing else is ever read for another device. This module does not
-interpret their content; the receiver checks it.
+Planning on this device stores them here (`port-agent plan`), and nothing else is ever read for another device. This
+module does not interpret their content; the receiver checks it.
 """
 
 import contextlib

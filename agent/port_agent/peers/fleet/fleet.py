@@ -1,4 +1,5 @@
-"""Connections to all paired devices: answers callers, calls devices that are not connected, and reports this one's activity.
+"""Connections to all paired devices: answers callers, calls devices that are not connected, and
+reports this one's activity.
 
 Nothing listens and nothing is called before `run`, which the supervisor starts only while a device is paired.
 """
@@ -33,8 +34,8 @@ HEARTBEAT_S = 10.0
 LOOK_S = 5.0
 """Seconds between looks for devices to call, and for silent ones."""
 CONNECT_S = 4.0
-"""Seconds for a connection: a device of the local network answers within milliseconds, and one that sleeps on Wi-Fi within a second or
-two.
+"""Seconds for a connection: a device of the local network answers within milliseconds, and one that sleeps on
+Wi-Fi within a second or two.
 """
 CROSS_S = 3.0
 """Seconds by which the device with the larger id delays its calls, so that calls seldom cross."""
@@ -273,8 +274,8 @@ class Fleet:
     async def _serve(self, link: PeerLink, place: Address | None, whom: DeviceId | None = None) -> bool:
         """Take part in a connection until it ends; return True then.
 
-        Raises LinkClosedError if it ends before both ends know each other. `place`: the address that was called; None for a caller. `whom`:
-        the device that is expected there.
+        Raises LinkClosedError if it ends before both ends know each other. `place`: the address that was called; None
+        for a caller. `whom`: the device that is expected there.
         """
         device, hello = await link.greet(self._context.software)
         self._greeting.pop(link, None)

@@ -38,8 +38,8 @@ class PairedDeviceError(PortError):
 class PairedDevice:
     """A trusted device. `address` is the host and port where it was last reached, a hint.
 
-    `introduced_by`: the id of the device that introduced it; None if it was paired by a code. `chose_us`: whether it chose this device as
-    its introducer.
+    `introduced_by`: the id of the device that introduced it; None if it was paired by a code. `chose_us`: whether it
+    chose this device as its introducer.
     """
 
     id: DeviceId
@@ -189,7 +189,9 @@ class PairedDevices:
 
 
 def _looks_like(name: str, other: str) -> bool:
-    """Return whether people may mistake a name for another: case is ignored, and characters beyond ASCII match any character."""
+    """Return whether people may mistake a name for another: case is ignored, and characters beyond
+    ASCII match any character.
+    """
     one, two = name.casefold(), other.casefold()
     return len(one) == len(two) and all(a == b or not (a + b).isascii() for a, b in zip(one, two, strict=True))
 

@@ -7,7 +7,10 @@ from port_agent.peers.connection.messages import Heartbeat
 from port_agent.peers.identity.device_id import DeviceId
 
 SILENT_S = 22.0
-"""Seconds of silence after which a device is gone: two heartbeats are lost. With `fleet.LOOK_S` that is 27 s at most."""
+"""Seconds of silence after which a device is gone: two heartbeats are lost.
+
+With `fleet.LOOK_S` that is 27 s at most.
+"""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """A device's identity, its pairings and the privacy budget that its data has spent, as one file for a replaced card.
 
-The file contains the private key, with which anybody can act as this device. Both devices must not run at the same time.
+The file contains the private key, with which anybody can act as this device. Both devices must
+not run at the same time.
 """
 
 import os
@@ -28,8 +29,8 @@ class _Backup(msgspec.Struct, frozen=True):
 
 
 def write_backup(state_dir: Path, file: Path) -> tuple[Identity, int]:
-    """Write the identity in a state directory, and the devices that it trusts, into a file that only its owner can read; return it and the
-    number of devices.
+    """Write the identity in a state directory, and the devices that it trusts, into a file that only its owner can
+    read; return it and the number of devices.
 
     Raises IdentityError for a damaged one, OSError.
     """
@@ -51,7 +52,8 @@ def _count_trusted(paired: Iterable[str]) -> int:
 
 
 def restore_backup(file: Path, state_dir: Path) -> tuple[Identity, int]:
-    """Restore a device's identity from a backup into a state directory; return the identity and the number of trusted devices.
+    """Restore a device's identity from a backup into a state directory; return the identity and the
+    number of trusted devices.
 
     Raises OSError, and IdentityError for a damaged backup, and if there is already another identity.
     """
@@ -88,7 +90,9 @@ def restore_backup(file: Path, state_dir: Path) -> tuple[Identity, int]:
 
 
 def _is_newer(file: Path, *, is_trust: bool) -> bool:
-    """Return whether a file of a backup replaces the existing one: what was spent or unpaired here meanwhile stays so."""
+    """Return whether a file of a backup replaces the existing one: what was spent or
+    unpaired here meanwhile stays so.
+    """
     if is_trust:
         return file.suffix != _TRUSTED or not file.with_suffix(_UNTRUSTED).exists()
     return not file.exists()

@@ -1,8 +1,8 @@
 """A device's id: the SHA-256 of its certificate, in the form that people read and type.
 
-The form is that of Syncthing: base 32 in upper case, a check digit after every 13, groups of seven. The check digits follow Luhn's
-algorithm over 32 symbols, doubling from the right as intended. They detect every single wrong symbol, and every exchange of neighbours
-except the first symbol of the alphabet next to the last.
+The form is that of Syncthing: base 32 in upper case, a check digit after every 13, groups of seven. The check digits
+follow Luhn's algorithm over 32 symbols, doubling from the right as intended. They detect every single wrong symbol, and
+every exchange of neighbours except the first symbol of the alphabet next to the last.
 """
 
 import base64

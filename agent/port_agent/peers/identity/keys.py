@@ -1,7 +1,8 @@
 """This device's key pair and certificate, in one file that is created when it is first needed.
 
-It is not created at installation, because images of memory cards are copied, and a copied key would make two devices one. A separate
-process creates the file (`port_agent.peers.identity.make`), so that the agent does not keep `cryptography` loaded.
+It is not created at installation, because images of memory cards are copied, and a copied key would make two
+devices one. A separate process creates the file (`port_agent.peers.identity.make`), so that the agent does not
+keep `cryptography` loaded.
 """
 
 import base64

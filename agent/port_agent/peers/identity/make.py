@@ -1,7 +1,8 @@
 """Create a key pair and its certificate: `python -m port_agent.peers.identity.make FILE`, in a separate process.
 
-The key is P-256, because every TLS library supports it and Flower signs with it. The certificate does not describe the device, which is
-known by its hash. It is valid from 1970 without end (RFC 5280, 4.1.2.5), because boards without a clock battery start in 1970.
+The key is P-256, because every TLS library supports it and Flower signs with it. The certificate does not describe the
+device, which is known by its hash. It is valid from 1970 without end (RFC 5280, 4.1.2.5), because boards without a
+clock battery start in 1970.
 """
 
 import hashlib
@@ -21,7 +22,8 @@ from port_agent.system.atomic_file import write_atomically
 COMMON_NAME = "port-agent"
 """Common name of all certificates, which is not a host name.
 
-The key's hash is appended, because OpenSSL finds a trusted certificate by its subject, and only the first of several equal ones.
+The key's hash is appended, because OpenSSL finds a trusted certificate by its subject, and only the
+first of several equal ones.
 """
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _END = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)

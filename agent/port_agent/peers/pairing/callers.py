@@ -32,8 +32,9 @@ from port_agent.peers.pairing.stream import PairingStream
 CALLER_S = 10.0
 """Seconds for a caller; one try takes 0.2 s, on a slow board 1 s."""
 MAX_AT_ONCE, MAX_OF_HOST = 16, 2
-"""Largest numbers of callers that are answered at once. Beyond the first, the oldest makes way; beyond the second, a host's next one is
-rejected.
+"""Largest numbers of callers that are answered at once.
+
+Beyond the first, the oldest makes way; beyond the second, a host's next one is rejected.
 """
 _AFTER_WRONG_S = 1.0
 

@@ -1,8 +1,9 @@
 """The pairing protocol of two devices, without sockets: SPAKE2 over the code, then a proof from each side.
 
-The side where the code was typed proves first that it knows the resulting key; only then does the device that shows the code answer. A
-proof is an HMAC with that key over the accompanying certificate, name and port, so nobody between the two can substitute another
-certificate. Each connection tests one code. Only the code is secret; each device later shows its certificate to any caller.
+The side where the code was typed proves first that it knows the resulting key; only then does the device that shows the
+code answer. A proof is an HMAC with that key over the accompanying certificate, name and port, so nobody between the
+two can substitute another certificate. Each connection tests one code. Only the code is secret; each device later shows
+its certificate to any caller.
 """
 
 import hashlib

@@ -1,7 +1,8 @@
-"""Show a code and wait for the device at which it is typed: `python -m port_agent.peers.pairing.show`, in a separate process.
+"""Show a code and wait for the device at which it is typed:
+`python -m port_agent.peers.pairing.show`, in a separate process.
 
-It listens only while it runs: for minutes, until a device pairs or the tries are used up. Its request is `ShowCode`; its events are the
-code, wrong tries, disturbing hosts, and finally the device or why there is none.
+It listens only while it runs: for minutes, until a device pairs or the tries are used up. Its request is `ShowCode`;
+its events are the code, wrong tries, disturbing hosts, and finally the device or why there is none.
 """
 
 import contextlib

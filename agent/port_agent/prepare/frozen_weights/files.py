@@ -1,4 +1,5 @@
-"""Frozen weights that stay in the safetensors files from which a job loaded them; its bundle names file, place and checksum.
+"""Frozen weights that stay in the safetensors files from which a job loaded them; its bundle names
+file, place and checksum.
 
 safetensors maps its files, so the address of a weight's memory shows which bytes of which file it is.
 """
@@ -25,7 +26,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 def with_weight_files(captured: CapturedJob) -> CapturedJob:
-    """Return the job with those weights left in their files that no step writes and whose files contain the same bytes."""
+    """Return the job with those weights left in their files that no step writes and whose
+    files contain the same bytes.
+    """
     if sys.platform != "linux" or captured.job.pruning is not None:
         return captured
     written = {g.storages[s].key for g in captured.graphs.values() for op in g.ops for s in op.writes}

@@ -1,8 +1,8 @@
-"""Frozen weights whose values need fewer bits. They are stored as codes and scales or in 16 bits, and the step's own operators decode them,
-if plans then cost less.
+"""Frozen weights whose values need fewer bits. They are stored as codes and scales or in 16 bits, and the step's own
+operators decode them, if plans then cost less.
 
-The job itself quantized them, or loaded them from 16 bits to compute in 32. This module only detects that, and verifies that decoding gives
-their bits.
+The job itself quantized them, or loaded them from 16 bits to compute in 32. This module only detects that, and verifies
+that decoding gives their bits.
 """
 
 from collections.abc import Callable
@@ -39,8 +39,8 @@ def with_quantized_weights(
     planner: make_bundle.PlanFunction,
     measure: Callable[[CapturedJob], MeasuredCosts],
 ) -> tuple[CapturedJob, MeasuredCosts]:
-    """Return the job with frozen weights that need fewer bits decoded in the step, and its costs, if `planner`'s plans then cost less or
-    fit only then.
+    """Return the job with frozen weights that need fewer bits decoded in the step, and its costs, if `planner`'s plans
+    then cost less or fit only then.
 
     `measure`: measures the rewritten graphs.
     """
@@ -81,7 +81,9 @@ def quantized(captured: CapturedJob) -> CapturedJob:
 
 
 def _candidates(captured: CapturedJob) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return, by key, name and contents of the frozen weights that could be decoded in the step if they need fewer bits."""
+    """Return, by key, name and contents of the frozen weights that could be decoded in the
+    step if they need fewer bits.
+    """
     graphs = captured.graphs.values()
     if any(graph.device != CPU for graph in graphs):
         return {}
@@ -101,7 +103,9 @@ def _may_be_coded(tensor: torch.Tensor) -> bool:
 
 
 def _coded(name: str, tensor: torch.Tensor) -> tuple[CodedWeight, dict[str, torch.Tensor]] | None:
-    """Return how a weight is coded, and its parts by key; None if it is not quantized, or if torch decodes it to different bits."""
+    """Return how a weight is coded, and its parts by key; None if it is not quantized, or if torch
+    decodes it to different bits.
+    """
     for quantization in Quantization if packing.available() else ():
         chunks: list[tuple[torch.Tensor, torch.Tensor]] = []
         for chunk in chunks_of_tensor(tensor):  # copies: the weight itself may be on flash, and stay there
@@ -122,7 +126,9 @@ def _coded(name: str, tensor: torch.Tensor) -> tuple[CodedWeight, dict[str, torc
 
 
 def _in_16_bits(name: str, tensor: torch.Tensor) -> tuple[ShortWeight, dict[str, torch.Tensor]] | None:
-    """Return a 32-bit weight whose numbers all exist in a 16-bit type, and the 16-bit numbers by key; None for any other weight."""
+    """Return a 32-bit weight whose numbers all exist in a 16-bit type, and the 16-bit numbers by key;
+    None for any other weight.
+    """
     for dtype in _SHORT if tensor.dtype is torch.float32 else ():
         chunks: list[torch.Tensor] = []
         for chunk in chunks_of_tensor(tensor):

@@ -36,9 +36,11 @@ class BundleReport:
 
 @dataclass(frozen=True, slots=True)
 class MakeOptions:
-    """The purpose of the first plan, and how it is made. `page_dirs`: directories on the device's media, in their order.
+    """The purpose of the first plan, and how it is made. `page_dirs`: directories on the
+    device's media, in their order.
 
-    `wide`: make more plans for smaller budgets, with the chosen planner instead of the quick one; none is dominated by another.
+    `wide`: make more plans for smaller budgets, with the chosen planner instead of the quick one;
+    none is dominated by another.
     """
 
     pools: Pools
@@ -49,11 +51,14 @@ class MakeOptions:
     run_alone: Callable[[], PlainRun] = PlainRun
     """Function that runs the script alone, after the plans are made."""
     is_last: bool = True
-    """Whether an error is final even if the worker held more than was known when tilings were chosen. If so, a sufficient budget is
-    searched for.
+    """Whether an error is final even if the worker held more than was known when tilings were chosen.
+
+    If so, a sufficient budget is searched for.
     """
     unpublished: bool = False
-    """Whether only to find out that a plan keeps within the budget: no bundle is left, and the script does not run alone."""
+    """Whether only to find out that a plan keeps within the budget: no bundle is left, and the
+    script does not run alone.
+    """
 
 
 def make(
@@ -67,10 +72,11 @@ def make(
 ) -> BundleReport:
     """Plan, run the plan for two steps, reserve the memory that proved unplanned, and write the bundle.
 
-    The bundle's first plan is for the host's memory, and for the device's if it has its own. Smaller plans follow, to which the agent
-    switches when memory gets short. They respect the draft's limit of writes, and its deadline if they can. `workers`: one of them may
-    already be loading torch. Raises InfeasibleError if nothing fits; then nothing is left behind, and an existing bundle stays. Weights and
-    data are written once, into the `bundle_file` next to `path`; each further try replaces only the plans after them.
+    The bundle's first plan is for the host's memory, and for the device's if it has its own. Smaller plans follow, to
+    which the agent switches when memory gets short. They respect the draft's limit of writes, and its deadline if they
+    can. `workers`: one of them may already be loading torch. Raises InfeasibleError if nothing fits; then nothing is
+    left behind, and an existing bundle stays. Weights and data are written once, into the `bundle_file` next to `path`;
+    each further try replaces only the plans after them.
     """
     workers = workers or DryRunWorkers(bundle_file.threads)
     refinement = Refinement(bundle_file, measured, device, options.pools, options.page_dirs, options.throttle, workers)
@@ -109,7 +115,8 @@ def _refined(refinement: Refinement, options: MakeOptions, progress: Progress) -
 def _kept(
     refinement: Refinement, options: MakeOptions, planning: Callable[[float], None], meanwhile: Callable[[], None]
 ) -> DryRun:
-    """Return a dry run of a plan within the budget, which the draft has then; what is tried for an error's figure may be one.
+    """Return a dry run of a plan within the budget, which the draft has then; what is tried for an
+    error's figure may be one.
 
     Raises InfeasibleError.
     """

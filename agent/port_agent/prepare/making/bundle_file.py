@@ -1,4 +1,6 @@
-"""The file in which a bundle grows: weights and data are written once, and plans are rewritten after them whenever they change."""
+"""The file in which a bundle grows: weights and data are written once, and plans are rewritten after
+them whenever they change.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""What a dry run shows about costs: the cost of packing, and how much longer a whole step takes than its operators one at a time."""
+"""What a dry run shows about costs: the cost of packing, and how much longer a whole step takes than
+its operators one at a time.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

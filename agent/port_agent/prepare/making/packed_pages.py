@@ -14,7 +14,9 @@ from port_planner.ir.costs import DeviceCosts, Flash
 _SAMPLED_WEIGHTS = 16
 """The number of largest weights sampled to see how small pages get."""
 _WORTH_PACKING_PAGES = 0.95
-"""Share of the seconds of writing and reading a page below which packing must stay, so that it saves more than measurement noise."""
+"""Share of the seconds of writing and reading a page below which packing must stay, so that it saves
+more than measurement noise.
+"""
 _PACKED = torch.float32
 """Type as which pages are packed: that of weights, momenta and activations."""
 

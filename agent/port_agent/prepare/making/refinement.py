@@ -31,8 +31,9 @@ _TRIES = 4
 _QUICK_S = 1.0
 """Seconds for searching plans that are many, or that are only dry-run to see what a worker holds besides them."""
 _SLOW_STEP_S = 15.0
-"""Seconds of a step above which the first dry run has only one step. On an SD card, a step of GPT-2 moves 4 GB; the last dry run shows
-the rest.
+"""Seconds of a step above which the first dry run has only one step.
+
+On an SD card, a step of GPT-2 moves 4 GB; the last dry run shows the rest.
 """
 
 _Runs = dict[str, tuple[tuple[int, ...], tuple[Decision, ...]]]
@@ -69,7 +70,10 @@ class Refinement:
     """Plans that already ran as planned, and need no further dry run."""
 
     def find_unplanned(self) -> DryRun:
-        """Run a quick plan to see what a worker holds besides it, the cost of packing, and the pace. The chosen planner then decides."""
+        """Run a quick plan to see what a worker holds besides it, the cost of packing, and the pace.
+
+        The chosen planner then decides.
+        """
         quick = quick_planner(NO_LIMITS)
         try:
             found, _ = self.tried(quick, spared=UNKNOWN, probe_packing=True)
@@ -87,8 +91,8 @@ class Refinement:
         planning: Callable[[float], None] = lambda share: None,
         meanwhile: Callable[[], None] = nothing,
     ) -> DryRun:
-        """Try plans until one takes almost the predicted memory, and return its dry run; `planning` is called with the share of tries that
-        are done.
+        """Try plans until one takes almost the predicted memory, and return its dry run; `planning` is called with the
+        share of tries that are done.
 
         Raises InfeasibleError if none does.
         """
@@ -125,7 +129,9 @@ class Refinement:
         )
 
     def _planned(self, planner: PlanFunction, ram_bytes: int) -> tuple[dict[str, Plan], dict[str, CostTable]]:
-        """Return plans as `planned` does, within the host's memory if that is separate; the error says what a worker needs to start."""
+        """Return plans as `planned` does, within the host's memory if that is separate; the error says
+        what a worker needs to start.
+        """
         try:
             found = self.planned(ram_bytes, planner)
             self._check_host(*found)
@@ -161,8 +167,9 @@ class Refinement:
         probe_packing: bool = False,
         meanwhile: Callable[[], None] = nothing,
     ) -> tuple[DryRun, bool]:
-        """Put these plans first in the draft and run them; record the memory that proved unplanned. Return whether the gain was
-        negligible.
+        """Put these plans first in the draft and run them; record the memory that proved unplanned.
+
+        Return whether the gain was negligible.
         """
         manifest = self.bundle_file.put([plans], costs, [self.pools.computing_bytes])
         runs = _what_runs(plans)

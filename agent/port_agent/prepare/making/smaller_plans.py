@@ -1,4 +1,6 @@
-"""A bundle's further plans: for smaller budgets, to which the agent switches when memory gets short, and one that reduces flash wear."""
+"""A bundle's further plans: for smaller budgets, to which the agent switches when memory gets short, and
+one that reduces flash wear.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

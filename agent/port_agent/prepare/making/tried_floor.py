@@ -20,12 +20,13 @@ _MORE = 1.02
 def try_floor(
     refinement: Refinement, refusal: InfeasibleError, meanwhile: Callable[[], None] = nothing
 ) -> DryRun | None:
-    """Put into an error a budget that a dry run kept, with a margin for differences from run to run, or else one that seems enough.
+    """Put into an error a budget that a dry run kept, with a margin for differences from run to run, or
+    else one that seems enough.
 
-    What a worker holds besides the step differs from plan to plan, so the largest that the tries found counts. With what it holds beside
-    the tried plan, the refinement's own budget may be enough after all: then return a dry run within it, whose plan the draft has;
-    `meanwhile`: what this process does during that run.
-    Otherwise the draft's plans are no longer those of that budget. If the device has its own memory, nothing is tried.
+    What a worker holds besides the step differs from plan to plan, so the largest that the tries found counts. With
+    what it holds beside the tried plan, the refinement's own budget may be enough after all: then return a dry run
+    within it, whose plan the draft has; `meanwhile`: what this process does during that run. Otherwise the draft's
+    plans are no longer those of that budget. If the device has its own memory, nothing is tried.
     """
     if refusal.needed_bytes is None or refinement.pools.device_bytes is not None:
         return None

@@ -12,9 +12,13 @@ from port_planner.make_bundle import InfeasibleError
 HEADROOM_SHARE = 0.01
 """Share of the budget that is left free for differences from run to run."""
 UNKNOWN = 1 / 12
-"""The same share in the first dry run, which finds what a worker holds besides its plan: 30 MiB for a small transformer."""
+"""The same share in the first dry run, which finds what a worker holds besides its plan: 30
+MiB for a small transformer.
+"""
 _FRAGMENTS = 1 / 16
-"""Share of the device's budget that is additionally reserved each time a dry run finds that planned memory is not available there."""
+"""Share of the device's budget that is additionally reserved each time a dry run finds that planned
+memory is not available there.
+"""
 _TOLERANCE = 0.03
 """Accepted difference between the measured and the planned peak, as a share."""
 _MORE = 1.05

@@ -1,7 +1,7 @@
 """Compare tiled operators with whole ones, within the planned budget.
 
-Kernels must see the bundle's number of threads from the start. The results that chains compute from random data may exceed the budget by
-far, so they are paged like the tensors of any program under a budget.
+Kernels must see the bundle's number of threads from the start. The results that chains compute from random data may
+exceed the budget by far, so they are paged like the tensors of any program under a budget.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,8 @@ from port_planner.exactness.request import ComparisonRequest, pack_differing
 def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:
     """Make the comparisons in file `source`, write the differences to `target`, and return whether any was intercepted.
 
-    Interception is used for comparisons that do not fit otherwise. It takes several times as long, and must be this process's last work.
+    Interception is used for comparisons that do not fit otherwise. It takes several times as long, and must be
+    this process's last work.
     """
     request = ComparisonRequest(source.read_bytes())
     free_bytes = ram_bytes - resident_bytes()

@@ -34,7 +34,9 @@ from port_planner.ir.graph import Role, storage_key
 DRY_RUN_STEPS = 2
 """Number of steps. The second step meets what the first left: optimizer state, pages, caches."""
 _CACHE_LIMIT_BYTES = 1 << 30
-"""Limit in bytes of the worker's allocator, live and cached blocks together; it is not the plan's peak, which the dry run must find."""
+"""Limit in bytes of the worker's allocator, live and cached blocks together; it is not the plan's peak,
+which the dry run must find.
+"""
 
 
 class DryRunError(PortError):
@@ -58,9 +60,9 @@ class Throttle:
 class DryRun:
     """The figures of a dry run.
 
-    Peaks of resident memory include what partly touched blocks may still add. The pace is the last step's compute seconds divided by the
-    planned ones. `start_bytes`: the peak before the first step, while the worker loads Python, torch and the bundle. `packings`: by graph,
-    what packing takes if the run measured it; without joules.
+    Peaks of resident memory include what partly touched blocks may still add. The pace is the last step's compute
+    seconds divided by the planned ones. `start_bytes`: the peak before the first step, while the worker loads Python,
+    torch and the bundle. `packings`: by graph, what packing takes if the run measured it; without joules.
     """
 
     peak_bytes: int
@@ -130,8 +132,9 @@ class DryRunWorkers:
     ) -> DryRun:  # fmt: skip
         """Run a few steps of a bundle, paging to a directory on each of its media, and return the figures.
 
-        At least `compared` steps are compared with plain PyTorch's. `probe_packing`: also measure what packing tensors would take.
-        `meanwhile`: work of this process before it listens. Raises DryRunError if the worker fails, or gives different numbers.
+        At least `compared` steps are compared with plain PyTorch's. `probe_packing`: also measure what packing
+        tensors would take. `meanwhile`: work of this process before it listens. Raises DryRunError if the worker
+        fails, or gives different numbers.
         """
         with _page_folders(page_dirs) as (folder, *further):
             options = TorchOptions(

@@ -1,7 +1,7 @@
 """The process that measures and compares operators: `python -m port_agent.prepare.measurement.process THREADS`.
 
-It answers each request with `MeasurementProgress` and finally `MeasurementAnswer`. At its first request it has loaded no more than a worker, so that the
-memory that it reports is a worker's.
+It answers each request with `MeasurementProgress` and finally `MeasurementAnswer`. At its first request it has loaded
+no more than a worker, so that the memory that it reports is a worker's.
 """
 
 import math
@@ -38,7 +38,9 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
 
 
 class Compare(msgspec.Struct, frozen=True, tag="compare"):
-    """Make the comparisons in a file within a number of bytes of RAM, with a page directory, and write the differences to another file."""
+    """Make the comparisons in a file within a number of bytes of RAM, with a page directory, and write the
+    differences to another file.
+    """
 
     source: str
     target: str

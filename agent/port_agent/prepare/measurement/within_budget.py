@@ -1,4 +1,6 @@
-"""Keep the planning process within the budget for which it plans, because a model that never fitted here is planned here."""
+"""Keep the planning process within the budget for which it plans, because a model that never
+fitted here is planned here.
+"""
 
 import gc
 import sys
@@ -16,10 +18,15 @@ from port_planner.base.units import format_bytes
 from port_planner.ir.traced import SEARCH_BYTES
 
 _MIN_TENSOR_BYTES = 32 << 20
-"""Least bytes for tensors if this process alone fills the budget: it loads code that the training worker does not need."""
+"""Least bytes for tensors if this process alone fills the budget: it loads code that the
+training worker does not need.
+"""
 
 _SEARCH_CACHE_BYTES = 16 << 20
-"""Bytes of freed blocks that a search keeps for reuse, because its objects grow beside them. The next tensor sets another limit."""
+"""Bytes of freed blocks that a search keeps for reuse, because its objects grow beside them.
+
+The next tensor sets another limit.
+"""
 
 
 @contextmanager

@@ -61,7 +61,9 @@ class MeasurementWorker:
         self._close()
 
     def load(self, threads: int) -> None:
-        """Make a process load torch for the first request, with `threads` threads, while this one does something else."""
+        """Make a process load torch for the first request, with `threads` threads, while
+        this one does something else.
+        """
         if self._helper is not None:
             return
         limit = preload_environment(self._limit_bytes)
@@ -75,10 +77,10 @@ class MeasurementWorker:
     ) -> MeasuredCosts:  # fmt: skip
         """Profile the operators; while they run, they draw `compute_watts`.
 
-        `shared`: what another machine of this kind measured (`port_planner.profiling.shared_costs`), to be checked by a sample.
-        `resident`: whether to find out what they leave resident, in a process that did nothing before; if not, no process is asked
-        where the cache knows all their costs. `elsewhere`: the graphs were recorded on another device; which of their operators are
-        absent on this one is looked at, too.
+        `shared`: what another machine of this kind measured (`port_planner.profiling.shared_costs`), to be checked by a
+        sample. `resident`: whether to find out what they leave resident, in a process that did nothing before; if not,
+        no process is asked where the cache knows all their costs. `elsewhere`: the graphs were recorded on another
+        device; which of their operators are absent on this one is looked at, too.
 
         Raises DryRunError where that process fails.
         """

@@ -1,7 +1,7 @@
 """The additional power of the machine while a device computes: the energy of operators there, by this machine's meter.
 
-A matrix product and a sum of large tensors run in turn while the meter is read; they stand for compute-bound and memory-bound operators.
-The host waits meanwhile, as in a step, so its power for that is also counted.
+A matrix product and a sum of large tensors run in turn while the meter is read; they stand for compute-bound and
+memory-bound operators. The host waits meanwhile, as in a step, so its power for that is also counted.
 """
 
 import contextlib
@@ -59,7 +59,8 @@ def measured_device_watts(
 ) -> DeviceWatts | None:
     """Return the watts of a device; None on the CPU, and if no meter measures the device or it fails.
 
-    `free_bytes`: free bytes of the device's memory; if the test load does not fit, nothing is measured. Raises EnergyConfigError.
+    `free_bytes`: free bytes of the device's memory; if the test load does not fit, nothing is measured.
+    Raises EnergyConfigError.
     """
     if backend.kind == CPU or free_bytes < 4 * (3 * _PRODUCT**2 + 2 * _SUM_ITEMS):
         return None

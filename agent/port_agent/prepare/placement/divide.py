@@ -1,7 +1,8 @@
-"""Operators of a job's graphs divided between the CPU and a device: measured on both, and chosen by time, including transfers.
+"""Operators of a job's graphs divided between the CPU and a device: measured on both, and chosen by
+time, including transfers.
 
-Both memories limit the choice. If one of them is short, each division is planned within the budgets, as is the whole step on one device.
-The fastest of these plans is used.
+Both memories limit the choice. If one of them is short, each division is planned within the budgets, as is the whole
+step on one device. The fastest of these plans is used.
 """
 
 import contextlib
@@ -69,8 +70,8 @@ class Links:
 class PlacedJob:
     """The job with placed graphs, and the costs of their operators.
 
-    `kinds`: for each recorded graph, the kind of device of each operator. `choice`: the choice made for the first graph.
-    `alone`: seconds of the first graph on each kind of device that can run all of it.
+    `kinds`: for each recorded graph, the kind of device of each operator. `choice`: the choice made for the first
+    graph. `alone`: seconds of the first graph on each kind of device that can run all of it.
     """
 
     captured: CapturedJob
@@ -109,11 +110,13 @@ def placed_job(
     captured: CapturedJob, on_cpu: MeasuredCosts, on_device: MeasuredCosts, kind: str, links: Links, watts: float, memory: PlacementMemory, *,
     time_limit_s: float,
 ) -> PlacedJob:  # fmt: skip
-    """Return the job with its operators where they take the least time within `memory`, by measurements of each graph on both devices.
+    """Return the job with its operators where they take the least time within `memory`, by measurements of
+    each graph on both devices.
 
-    Graphs with an update come first: weights, sums of gradients and optimizer state stay where these graphs put them. `watts`: power of the
-    machine during transfers. Raises PlacementError if no division was found that is faster within the budgets than one device alone. Raises
-    DeviceChoiceError if an operator of a further graph cannot run where the first graph's weights are, or no choice fits the memories.
+    Graphs with an update come first: weights, sums of gradients and optimizer state stay where these graphs put them.
+    `watts`: power of the machine during transfers. Raises PlacementError if no division was found that is faster within
+    the budgets than one device alone. Raises DeviceChoiceError if an operator of a further graph cannot run where the
+    first graph's weights are, or no choice fits the memories.
     """
     kinds, known = dict[str, tuple[str, ...]](), dict[str, str]()
     made, ops, elsewhere = dict[str, StepGraph](), dict[str, tuple[OpCost, ...]](), dict[str, _Costs]()
@@ -243,7 +246,9 @@ def _problem(
 
 
 def _with_the_device(devices: Sequence[int], problem: DeviceProblem) -> tuple[int, ...]:
-    """Return a choice that includes the device: bundles are of one kind of device, and further graphs may hardly use it."""
+    """Return a choice that includes the device: bundles are of one kind of device, and further
+    graphs may hardly use it.
+    """
     if DEVICE in devices:
         return tuple(devices)
     grouped = {i for group in problem.together for i in group}
@@ -262,7 +267,9 @@ def _elsewhere(placed: PlacedStep, kinds: Sequence[str], costs: tuple[_Costs, _C
 def _costs(
     placed: PlacedStep, kinds: Sequence[str], costs: tuple[_Costs, _Costs], links: Links, watts: float
 ) -> tuple[OpCost, ...]:
-    """Return the costs of a placed graph's operators; workspace on the CPU is taken from the host's memory, not from the planned one."""
+    """Return the costs of a placed graph's operators; workspace on the CPU is taken from the host's memory,
+    not from the planned one.
+    """
     graph, found = placed.graph, []
     for op, origin in zip(graph.ops, placed.origin, strict=True):
         moved = transfer_of(graph, op)

@@ -21,8 +21,9 @@ from port_planner.ir.torch_operators import function_of, literal
 class EagerStep:
     """Steps of one graph over one set of contents.
 
-    `kinds`: kind of the device on which each operator runs. `teams`: teams of the CPU's threads, if operators are divided among them.
-    `contents`: contents by key of constants and of storages that outlive a step; a step stores its changes there.
+    `kinds`: kind of the device on which each operator runs. `teams`: teams of the CPU's threads, if operators are
+    divided among them. `contents`: contents by key of constants and of storages that outlive a step; a step
+    stores its changes there.
     """
 
     def __init__(

@@ -34,7 +34,10 @@ class PlacementMemory:
         return self.pools.device_bytes is None
 
     def memory(self, graph: StepGraph, homes: Mapping[str, int]) -> DeviceMemory:
-        """Return what limits the choice for a graph. `homes`: by key, the memories in which other graphs have put lasting storages."""
+        """Return what limits the choice for a graph.
+
+        `homes`: by key, the memories in which other graphs have put lasting storages.
+        """
         device, pools = self.device, self.pools
         targets = [PageTarget(DEVICE, device.flash)]
         if self.unified:
@@ -49,7 +52,9 @@ class PlacementMemory:
         return DeviceMemory((HOST, DEVICE), held_of(graph, homes, host=HOST), tuple(bounds), tuple(targets))
 
     def costs(self, graph: StepGraph, ops: tuple[OpCost, ...]) -> CostTable:
-        """Return the costs of a graph on both; if both use one memory, the CPU's part of it is missing for the device."""
+        """Return the costs of a graph on both; if both use one memory, the CPU's part of it
+        is missing for the device.
+        """
         table = CostTable(self.device, ops)
         if not self.unified:
             return table

@@ -30,9 +30,9 @@ def with_placed_reference(
     """Return the captured job with the results of its operators on their devices, or teams of threads, instead of plain
     PyTorch's.
 
-    `graphs`: as recorded; `kinds`: of the device that runs each operator; `kind`: of the device other than the CPU. Raises
-    MismatchError if the operators run one at a time on the job's own device do not give plain PyTorch's numbers. Raises
-    UnrepeatableError if a second run on their devices gives different numbers.
+    `graphs`: as recorded; `kinds`: of the device that runs each operator; `kind`: of the device other than the CPU.
+    Raises MismatchError if the operators run one at a time on the job's own device do not give plain PyTorch's numbers.
+    Raises UnrepeatableError if a second run on their devices gives different numbers.
     """
     plain = captured.reference
     if not plain.losses:

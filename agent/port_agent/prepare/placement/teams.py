@@ -1,7 +1,9 @@
-"""Operators of a job's graphs divided among teams of the CPU's threads: different numbers of threads, or the cores of one cluster.
+"""Operators of a job's graphs divided among teams of the CPU's threads: different numbers of threads, or
+the cores of one cluster.
 
-Some operators gain nothing from a second thread, and one thread draws less. All teams compute in the same memory, so nothing is
-transferred. The costs of passing an operator to a team, and of switching between teams, are measured and counted.
+Some operators gain nothing from a second thread, and one thread draws less. All teams compute in the same
+memory, so nothing is transferred. The costs of passing an operator to a team, and of switching between teams,
+are measured and counted.
 """
 
 import os
@@ -90,10 +92,11 @@ def team_placement(
     captured: CapturedJob, measured: Sequence[MeasuredCosts], threads: int, teams: Sequence[CpuTeam], times: TeamTimes,
     watts: Sequence[float], static_watts: float, *, time_limit_s: float,
 ) -> TeamPlacement:  # fmt: skip
-    """Return the job with each operator on the team that takes the fewest joules, without taking longer than the fastest team for all.
+    """Return the job with each operator on the team that takes the fewest joules, without taking longer than
+    the fastest team for all.
 
-    `measured`, `watts`: costs and power of each team, beginning with number 0, all `threads`. Raises PlacementError if one team alone takes
-    as little.
+    `measured`, `watts`: costs and power of each team, beginning with number 0, all `threads`. Raises PlacementError if
+    one team alone takes as little.
     """
     graphs, ops = dict(captured.graphs), list[tuple[OpCost, ...]]()
     names = [CpuTeam(threads).text, *(team.text for team in teams)]

@@ -28,7 +28,8 @@ from port_planner.schedules import spelled
 _MIN_UPDATES, _MAX_UPDATES = 4, 24
 """Fewest and most updates.
 
-The fewest include the end of an epoch of their samples. The most are made if they are quick, or until the schedule changes.
+The fewest include the end of an epoch of their samples. The most are made if they are quick, or
+until the schedule changes.
 """
 _WITHIN_S = 2.0
 """Seconds for updates beyond the fewest."""
@@ -59,7 +60,8 @@ class Script:
 def run_alone(captured: CapturedJob, script: Script) -> PlainRun:
     """Run the script in a separate process and return its results, or why it could not run.
 
-    Raises CaptureError if it changes a tensor of the model that the recorded step does not change, or if a later step runs other operators.
+    Raises CaptureError if it changes a tensor of the model that the recorded step does not change, or if a later
+    step runs other operators.
     """
     own = _other_by_design(captured)
     if own:
@@ -131,7 +133,9 @@ def _sizes(captured: CapturedJob) -> list[BucketSize]:
 
 
 def _rows(job: TrainingJob, size: BucketSize, buckets: int) -> int:
-    """Return how many samples of a bucket make a short epoch: full batches for two updates of all buckets together, and the short batch."""
+    """Return how many samples of a bucket make a short epoch: full batches for two updates of all buckets
+    together, and the short batch.
+    """
     full, rest = divmod(size.samples, size.batch_size)
     kept = min(full, max(1, 2 * job.accumulate // buckets))
     return kept * size.batch_size + (0 if job.drop_last and kept else rest)

@@ -1,8 +1,9 @@
 """The script run alone: `python -m port_agent.prepare.referee.process`, with one request on standard input.
 
-This process has no recorder, no mode and no patched function. The job's own code runs, in an ordinary loop (`port_planner.plain_steps`),
-until its numbers are recorded. Further updates then run without contents (`unchanged_steps`). For a program that counts its steps, all
-updates run without contents. Under a budget its memory is guarded, which no operator notices.
+This process has no recorder, no mode and no patched function. The job's own code runs, in an ordinary loop
+(`port_planner.plain_steps`), until its numbers are recorded. Further updates then run without contents
+(`unchanged_steps`). For a program that counts its steps, all updates run without contents. Under a budget its memory is
+guarded, which no operator notices.
 """
 
 import itertools
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 class Follow(msgspec.Struct, frozen=True, tag=True):
     """Train what a script describes, and write the results to `target`.
 
-    `folder`: directory for temporary columns of data. `finds_beside`: whether modules next to the script are found, as in plain Python.
-    `rows`: first samples of each bucket to use. `least_updates`: at least this many, then until `within_s` seconds are over, and at most
-    `most_updates`. `ram_bytes`: limit of resident memory, if it is guarded. Up to `trained_updates`, the operators of further updates are
-    examined, for at most `unchanged_within_s` seconds of CPU time. `schedule`: expected values of its scheduler.
+    `folder`: directory for temporary columns of data. `finds_beside`: whether modules next to the script are found, as
+    in plain Python. `rows`: first samples of each bucket to use. `least_updates`: at least this many, then until
+    `within_s` seconds are over, and at most `most_updates`. `ram_bytes`: limit of resident memory, if it is guarded. Up
+    to `trained_updates`, the operators of further updates are examined, for at most `unchanged_within_s` seconds of CPU
+    time. `schedule`: expected values of its scheduler.
     """
 
     script: str
@@ -70,9 +72,10 @@ class RefereeResults(msgspec.Struct, frozen=True):
     """Results of a script's first updates, run alone: losses of its batches as hexadecimal floats, and XXH3-64 of the
     bytes of each tensor.
 
-    `began`: hashes of parameters and buffers before the updates. `ended`: hashes of these and of the optimizer's state after them, by
-    storage key. `generators`: digests of the states of torch's default generators after them, by kind of device. `unchanged_updates`:
-    number of further updates that run the same operators; `changed`: difference of the next one, if there is one.
+    `began`: hashes of parameters and buffers before the updates. `ended`: hashes of these and of the optimizer's state
+    after them, by storage key. `generators`: digests of the states of torch's default generators after them, by kind of
+    device. `unchanged_updates`: number of further updates that run the same operators; `changed`: difference of the
+    next one, if there is one.
     """
 
     losses: tuple[str, ...]

@@ -31,10 +31,11 @@ MAX_BLOCKS = 16
 def in_blocks(
     presplit: TiledJob, device: DeviceCosts, ram_bytes: int, allowed: ComparisonLimits, progress: Progress
 ) -> TiledJob:
-    """Return the job with weights that take much of `ram_bytes` in blocks, measured again, except those whose bits differ.
+    """Return the job with weights that take much of `ram_bytes` in blocks, measured again,
+    except those whose bits differ.
 
-    If no weight needs blocks, `captured` stays unchanged, and nothing is measured. Raises DryRunError if a process that compares or
-    measures fails.
+    If no weight needs blocks, `captured` stays unchanged, and nothing is measured. Raises DryRunError if a process that
+    compares or measures fails.
     """
     captured, own_bytes = presplit.captured, ram_bytes - device.base_bytes
     graphs = captured.graphs

@@ -12,17 +12,21 @@ from port_planner.tiling.rewriting import compacted
 from port_planner.tiling.tilings import OF_THE_BUDGET
 
 NORM_TILES = 8
-"""Number of tiles of channels in a batch norm's backward pass; their copies are small compared with what stays whole."""
+"""Number of tiles of channels in a batch norm's backward pass; their copies are small
+compared with what stays whole.
+"""
 
 NEAR_THE_FLOOR = 1.5
-"""Multiple of the least memory of the step, with the process, above which norms stay whole because their copies take time."""
+"""Multiple of the least memory of the step, with the process, above which norms stay whole
+because their copies take time.
+"""
 
 
 def in_channels(
     presplit: TiledJob, device: DeviceCosts, ram_bytes: int, allowed: ComparisonLimits, progress: Progress
 ) -> list[TiledJob]:
-    """Return the job with large batch norms' backward passes by channels, measured again; unchanged unless one of them determines a least
-    memory near the budget.
+    """Return the job with large batch norms' backward passes by channels, measured again; unchanged unless one of them
+    determines a least memory near the budget.
 
     Raises DryRunError if a process that compares or measures fails.
     """

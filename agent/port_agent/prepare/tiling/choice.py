@@ -1,5 +1,5 @@
-"""The choice between whole, halves and tiles: the cheapest within the budget, made before any dry run, and again with a dry run's
-findings.
+"""The choice between whole, halves and tiles: the cheapest within the budget, made before any dry run, and again
+with a dry run's findings.
 """
 
 import math
@@ -19,8 +19,8 @@ _Result = TypeVar("_Result")
 
 
 CLOSE, APART = 0.01, 0.05
-"""Shares of the joules: if quick plans of candidates differ by less than the second, the candidates may be planned properly before the
-choice; if by at least the first, only once the savings are known to be small.
+"""Shares of the joules: if quick plans of candidates differ by less than the second, the candidates may be planned
+properly before the choice; if by at least the first, only once the savings are known to be small.
 """
 
 SEARCH_S, MIN_SEARCH_S = 60.0, 6.0
@@ -44,9 +44,10 @@ def choose_tiling(
 ) -> TiledJob:
     """Return the job whole, in halves or with tiled chains of operators, whichever costs least for `target`.
 
-    Graphs of further shapes stay as they are in `presplit` (`further_shapes`). `reordered`: whether chains may sum over their tiles in a
-    different order than the whole. All candidates are compared and measured. Quick plans decide; if these are close, `planner` plans their
-    choice, the halves and the whole. If nothing fits, the candidate that needs least is returned. Raises DryRunError if a process fails.
+    Graphs of further shapes stay as they are in `presplit` (`further_shapes`). `reordered`: whether chains may sum over
+    their tiles in a different order than the whole. All candidates are compared and measured. Quick plans decide; if
+    these are close, `planner` plans their choice, the halves and the whole. If nothing fits, the candidate that needs
+    least is returned. Raises DryRunError if a process fails.
     """
     device, ram_bytes, allowed, progress = target.device, target.ram_bytes, target.allowed, target.progress
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
@@ -82,11 +83,11 @@ def choose_tiling(
 def best_candidate(
     quick: Sequence["PlanCost"], plan: Callable[[TiledJob], "PlanCost | None"], end_s: float = math.inf
 ) -> "PlanCost":
-    """Return the candidate whose `plan` costs least, among those with `quick` plans; if none has another plan, the cheapest of the quick
-    ones.
+    """Return the candidate whose `plan` costs least, among those with `quick` plans; if none has another plan, the
+    cheapest of the quick ones.
 
-    If the costs are close, the candidates are planned one after another, the cheapest first, until `end_s` of CPU time. This continues
-    while the next one could win if planning saved twice the largest share that it has saved so far.
+    If the costs are close, the candidates are planned one after another, the cheapest first, until `end_s` of CPU time.
+    This continues while the next one could win if planning saved twice the largest share that it has saved so far.
     """
     found: PlanCost | None = None
     saved = 0.0
@@ -106,11 +107,12 @@ def best_candidate(
 
 
 def again_with_base(make: Callable[[DeviceCosts, bool], _Result], device: DeviceCosts) -> _Result:
-    """Return the result of `make` for `device`; if nothing fits, once more with the memory that a dry run found besides the step.
+    """Return the result of `make` for `device`; if nothing fits, once more with the memory that a dry
+    run found besides the step.
 
-    `make` is called with a device and whether this is its last call. Tilings are chosen before any dry run. Near the least memory of the
-    step, others are needed if the worker holds more than the measurements of single operators show. Raises InfeasibleError if nothing fits
-    then either, or if no dry run found more.
+    `make` is called with a device and whether this is its last call. Tilings are chosen before any dry run. Near the
+    least memory of the step, others are needed if the worker holds more than the measurements of single operators show.
+    Raises InfeasibleError if nothing fits then either, or if no dry run found more.
     """
     try:
         return make(device, False)

@@ -24,7 +24,9 @@ _COMPARED = 0.5
 """Progress of the stage once the tiles' costs are known; quick plans with them take the rest."""
 
 _SPLITS = 3
-"""Number of times that chains are split at operators whose tiles give different bits; what still differs stays whole."""
+"""Number of times that chains are split at operators whose tiles give different bits; what
+still differs stays whole.
+"""
 
 _Found: TypeAlias = tuple[str, int | None] | None
 """The stored result of a comparison: where the results differ, and which operator's differ; None if they are equal."""
@@ -52,8 +54,8 @@ def tiled_with(
     compute_watts: float,
     progress: Progress,
 ) -> list[TiledJob]:
-    """Return a job with these graphs, whole in `base`, cut in each of these ways without what differs here. All are compared and measured
-    at once.
+    """Return a job with these graphs, whole in `base`, cut in each of these ways without what differs here. All are
+    compared and measured at once.
 
     Raises DryRunError where a process that compares or measures fails.
     """
@@ -116,7 +118,10 @@ def with_operator_costs(
     progress: Progress,
     known: Mapping[int, tuple[OpCost, ...]] = {},
 ) -> list[TiledJob]:
-    """Return the same with the costs of their operators. `known`: of graphs that are measured already, by their `id`."""
+    """Return the same with the costs of their operators.
+
+    `known`: of graphs that are measured already, by their `id`.
+    """
     graphs = [graph for tiled in made for graph in tiled.captured.graphs.values() if id(graph) not in known]
     if not graphs:
         return made
@@ -138,7 +143,10 @@ def costs_of_rewritten(
     compute_watts: float,
     progress: Progress,
 ) -> MeasuredCosts:
-    """Return the costs of rewritten graphs. The process itself was measured `before`, and the dry run shows what they add."""
+    """Return the costs of rewritten graphs.
+
+    The process itself was measured `before`, and the dry run shows what they add.
+    """
     fresh = allowed.measurer.measure(graphs.values(), allowed.threads, compute_watts, progress, resident=False)
     progress("compare", _COMPARED)
     return replace(before, ops=fresh.ops)
@@ -147,10 +155,11 @@ def costs_of_rewritten(
 def compared(
     pairs: Sequence[tuple[StepGraph, RewrittenGraph]], allowed: ComparisonLimits
 ) -> tuple[tuple[Difference, ...], ...]:
-    """Return for each graph the replacements that do not give the original's bits with this number of threads on this machine.
+    """Return for each graph the replacements that do not give the original's bits with this number
+    of threads on this machine.
 
-    One of each kind is run, in any graph. Results are kept in the user's cache for the next plan, by operators, shapes and layouts. Raises
-    DryRunError if the process fails.
+    One of each kind is run, in any graph. Results are kept in the user's cache for the next plan, by operators, shapes
+    and layouts. Raises DryRunError if the process fails.
     """
     kept: AnswerFile[_Found] = AnswerFile("pieces", _Found, allowed.threads)  # type: ignore[arg-type]
     known = kept.read()

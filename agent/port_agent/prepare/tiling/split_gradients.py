@@ -1,4 +1,6 @@
-"""Convolutions' backward passes in halves, pointwise operators in place, and convolutions of single pixels as products of matrices."""
+"""Convolutions' backward passes in halves, pointwise operators in place, and convolutions of single
+pixels as products of matrices.
+"""
 
 from dataclasses import replace
 
@@ -36,7 +38,8 @@ def with_split_gradients(
 
 
 def with_products(tiled: TiledJob, allowed: ComparisonLimits, compute_watts: float, progress: Progress) -> TiledJob:
-    """Return the job with convolutions of single pixels as matrix products, except where products would take more joules.
+    """Return the job with convolutions of single pixels as matrix products, except where
+    products would take more joules.
 
     Raises DryRunError if a process that compares or measures fails.
     """

@@ -42,7 +42,9 @@ class ComparisonLimits:
 
 @dataclass(frozen=True, slots=True)
 class CutTarget:
-    """The target of tiling a job: a device, bytes of RAM there, and where tiles are compared; `progress` reports that."""
+    """The target of tiling a job: a device, bytes of RAM there, and where tiles are
+    compared; `progress` reports that.
+    """
 
     device: DeviceCosts
     ram_bytes: int

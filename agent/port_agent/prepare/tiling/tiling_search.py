@@ -24,10 +24,14 @@ from port_planner.tiling.tile_costs import tile_costs
 from port_planner.tiling.tilings import Tiling, first_tilings, kinds, other_counts, tile_fat
 
 MAX_ESTIMATED_RATIO = 1.05
-"""Multiple of the whole's joules: tilings with a higher estimate are not measured, and those with a higher cost are not refined."""
+"""Multiple of the whole's joules: tilings with a higher estimate are not measured, and those with a
+higher cost are not refined.
+"""
 
 ESTIMATED_HIGH = 1.1
-"""Ratio by which estimates of tilings may exceed measurements: 8 to 11 % for the transformer of `examples/shakespeare`."""
+"""Ratio by which estimates of tilings may exceed measurements: 8 to 11 % for the transformer
+of `examples/shakespeare`.
+"""
 
 MIN_GAIN = 0.01
 """Share of the joules that changes must gain; if they gain less, no more are tried."""
@@ -42,11 +46,14 @@ MAX_KINDS = 6
 """Largest number of kinds of chains for which changes are tried: those that touch most bytes."""
 
 TOGETHER = 4
-"""Number of graphs that are compared and measured at once; one of 5,000 operators takes tens of megabytes of planning's own budget."""
+"""Number of graphs that are compared and measured at once; one of 5,000 operators takes tens of megabytes
+of planning's own budget.
+"""
 
 MANY_OPS, MANY_TIMES = 5000, 3
-"""Number of operators, and multiple of those of the halves. A larger graph is planned only if no other has a plan, because planning it
-takes long and more copies seldom pay.
+"""Number of operators, and multiple of those of the halves.
+
+A larger graph is planned only if no other has a plan, because planning it takes long and more copies seldom pay.
 """
 
 
@@ -130,7 +137,9 @@ class TilingSearch:
         return cpu_s() > self.end_s
 
     def plan(self, job: TiledJob) -> PlanCost | None:
-        """Plan a tiling and return its cost; None if it has no plan, or needs no less of anything than an earlier one."""
+        """Plan a tiling and return its cost; None if it has no plan, or needs no less of
+        anything than an earlier one.
+        """
         needs = _needs(*main_step(job, self.device))
         if any(before.dominates(needs) for before in self.seen):
             return None
@@ -141,7 +150,9 @@ class TilingSearch:
         return found
 
     def plan_starts(self) -> None:
-        """Plan the tilings that the joint model chooses; if none has a plan, plan all chains with one number of tiles."""
+        """Plan the tilings that the joint model chooses; if none has a plan, plan all chains
+        with one number of tiles.
+        """
         self.untiled = self.plan(self.presplit)
         if not self.graphs:
             return
@@ -162,7 +173,9 @@ class TilingSearch:
             self._plan_uniform([candidate for candidate in uniform if self._first_tiled(candidate).replacements])
 
     def nearest(self) -> TiledJob:
-        """Return the tried tiling that needs least, compared and measured, which shows what is missing if nothing has a plan."""
+        """Return the tried tiling that needs least, compared and measured, which shows what is
+        missing if nothing has a plan.
+        """
         if self.too_large is not None and self.ram_bytes > self.device.base_bytes:
             (self.finest,) = self._made([self.too_large])
         return min(self.presplit, self.finest, key=lambda job: floor_of(*main_step(job, self.device)).nbytes)
@@ -218,7 +231,9 @@ class TilingSearch:
         return tiling.applied(self.graphs[name])
 
     def _fitting(self, candidates: list[dict[str, Tiling]]) -> list[dict[str, Tiling]]:
-        """Return the tilings that may have a plan; comparing others, such as those of a large head, takes minutes and shows nothing."""
+        """Return the tilings that may have a plan; comparing others, such as those of a large head, takes
+        minutes and shows nothing.
+        """
         return [candidate for candidate in candidates if self._bare_floor(candidate) <= self.ram_bytes]
 
     def _bare_floor(self, candidate: Mapping[str, Tiling]) -> int:
@@ -248,7 +263,9 @@ class TilingSearch:
     def _better(
         self, candidates: list[dict[str, Tiling]], start: Mapping[str, Tiling], most: int
     ) -> list[dict[str, Tiling]]:
-        """Return at most `most` tilings that are estimated to cost least, and less than `start`, skipping those that need no less."""
+        """Return at most `most` tilings that are estimated to cost least, and less than `start`,
+        skipping those that need no less.
+        """
         begin = self._estimate(start).needs
         open_candidates = [
             candidate for candidate in candidates if not begin.dominates(self._estimate(candidate).needs)
@@ -299,7 +316,8 @@ class TilingSearch:
                     break
 
     def _changed(self, name: str, alike: Sequence[frozenset[int]], start: PlanCost) -> PlanCost | None:
-        """Plan a tiling with one kind of chain in another number of tiles, including 1, and then with all such changes that paid.
+        """Plan a tiling with one kind of chain in another number of tiles, including 1, and then with
+        all such changes that paid.
 
         Return the cheapest; None if nothing costs less than `start`.
         """

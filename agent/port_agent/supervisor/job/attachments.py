@@ -2,8 +2,8 @@
 
 The supervisor controls them like workers, but their users start them.
 
-A program stays attached while it waits. For the Runner it is a worker that already exists: its run begins with `resume`, and ends when it
-has released its memory. When its connection closes, only its number is kept.
+A program stays attached while it waits. For the Runner it is a worker that already exists: its run begins with
+`resume`, and ends when it has released its memory. When its connection closes, only its number is kept.
 """
 
 import asyncio
@@ -44,12 +44,17 @@ from port_agent.worker.protocol import (
 from port_planner.base.errors import ExitCode
 
 ANSWER_PATIENCE_S = 60.0
-"""Seconds to wait for an answer. A program that its user stopped (Ctrl-Z) never answers; after this time others may run. Until then it
-may be writing its memory: 600 MiB take 25 s on an SD card.
+"""Seconds to wait for an answer.
+
+A program that its user stopped (Ctrl-Z) never answers; after this time others may run. Until then it may be writing its
+memory: 600 MiB take 25 s on an SD card.
 """
 
 MAX_ATTACHED = 16
-"""Largest number of attached programs. Each keeps a connection of the control socket, which must have some left for commands."""
+"""Largest number of attached programs.
+
+Each keeps a connection of the control socket, which must have some left for commands.
+"""
 
 _OWN_REPORTS = (StepDone, WorkerPaused, WorkerResumed, MemoryReleased, TrainingFinished, TrainingFailed)
 """Events that an attached program does not send, because it has no plans, checkpoints or devices."""

@@ -28,8 +28,8 @@ class _BoardNames(msgspec.Struct, frozen=True):
 def place_of(job: Job, bundle: Path | None) -> str:
     """Return what trains a job: `THIS_COMPUTER`, or the board that its options or its job.json name.
 
-    Jobs with the same place run one after the other. A simulated board belongs to its job. All jobs that name no board share one place:
-    each uses the only board that is present.
+    Jobs with the same place run one after the other. A simulated board belongs to its job. All jobs that name no board
+    share one place: each uses the only board that is present.
     """
     if job.spec.kind is not JobKind.MCU:
         return THIS_COMPUTER

@@ -32,7 +32,9 @@ LEFT_BECAUSE = "left: "
 
 
 def left_because(detail: str, reason: str) -> str:
-    """Return the message about a worker that left, with the reason why it was asked to; `detail` comes from `classify`."""
+    """Return the message about a worker that left, with the reason why it was asked to;
+    `detail` comes from `classify`.
+    """
     if not reason:
         return detail
     return f"{LEFT_BECAUSE}{reason}" if detail == LEFT else f"{detail} ({reason})"

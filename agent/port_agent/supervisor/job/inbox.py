@@ -105,8 +105,9 @@ class Inboxes:
     def round_directory(self, name: str, job_dir: Path, number: int) -> Path:
         """Return the directory with the data of round `number`, created from new files if it does not exist yet.
 
-        Its files are links, so it takes no space, and it does not change when the round is resumed. Sizes and modification times are
-        recorded next to it, so that later additions do not become part of this round. Raises OSError.
+        Its files are links, so it takes no space, and it does not change when the round is resumed.
+        Sizes and modification times are recorded next to it, so that later additions do not become part
+        of this round. Raises OSError.
         """
         target = job_dir / "rounds" / str(number)
         if target.is_dir():
@@ -157,7 +158,10 @@ def _write_stamps(path: Path, stamps: Mapping[str, Stamp]) -> None:
 
 
 def _read_stamps(path: Path) -> tuple[dict[str, Stamp], str]:
-    """Return the recorded files, and what is wrong with the record. A damaged record is empty, so a round repeats data."""
+    """Return the recorded files, and what is wrong with the record.
+
+    A damaged record is empty, so a round repeats data.
+    """
     try:
         stamps = msgspec.json.decode(path.read_bytes(), type=dict[str, Stamp])
     except FileNotFoundError:

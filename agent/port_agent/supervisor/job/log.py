@@ -62,7 +62,10 @@ def read_log(directory: Path, lines: int) -> tuple[str, int]:
 
 
 def read_more(directory: Path, position: int) -> tuple[str, int]:
-    """Return what was added since `position`, and the new position. After a rotation, reading starts at the beginning."""
+    """Return what was added since `position`, and the new position.
+
+    After a rotation, reading starts at the beginning.
+    """
     path = directory / FILE_NAME
     try:
         size = path.stat().st_size

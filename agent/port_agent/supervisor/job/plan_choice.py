@@ -9,8 +9,10 @@ MEMORY_MARGIN_BYTES = 16 * MIB
 """Bytes that the kernel charges to the group beyond the worker's resident set: page tables, sockets, page cache in
 flight."""
 DATA_MARGIN_BYTES = 640 * MIB
-"""Bytes added to RLIMIT_DATA, which counts address space. After `import torch` it is 35 MB above the resident anonymous memory, with CUDA's
-libraries 490 MiB (torch 2.14), and each thread adds a stack of 8 MB. Used until the first step has shown how much is never touched.
+"""Bytes added to RLIMIT_DATA, which counts address space.
+
+After `import torch` it is 35 MB above the resident anonymous memory, with CUDA's libraries 490 MiB (torch 2.14), and
+each thread adds a stack of 8 MB. Used until the first step has shown how much is never touched.
 """
 SMALLEST_WORKER_BYTES = 128 * MIB
 """Bytes of the smallest process with torch; a smaller plan does not describe the process."""
@@ -32,8 +34,8 @@ CHECKPOINT_SOONEST_S = 10.0
 class PlanFigures:
     """One plan of a bundle: resident peak, and time and energy of one step. None is unknown.
 
-    `device_bytes`: bytes of a device's own memory, besides the resident peak. `written_bytes`: bytes written to flash in a step.
-    `wear_joules`: the cost of their wear, as joules of the same price.
+    `device_bytes`: bytes of a device's own memory, besides the resident peak. `written_bytes`: bytes written to flash
+    in a step. `wear_joules`: the cost of their wear, as joules of the same price.
     """
 
     index: int
@@ -100,8 +102,9 @@ def choose_plan(
 ) -> PlanFigures | None:
     """Return the plan to run, or None when none fits.
 
-    By default, the plan with the least energy and wear wins. If the job is late for its deadline, the fastest plan wins; if it would use up
-    the day's write allowance, the plan that writes least; if the device is warm (`warm`), the plan with the least power.
+    By default, the plan with the least energy and wear wins. If the job is late for its deadline, the fastest plan
+    wins; if it would use up the day's write allowance, the plan that writes least; if the device is warm (`warm`), the
+    plan with the least power.
     """
     candidates = fitting(plans, limit_bytes, ceiling_bytes)
     if not candidates:
@@ -120,7 +123,9 @@ def choose_plan(
 
 
 def smaller_plan(plans: Sequence[PlanFigures], than_bytes: int) -> PlanFigures | None:
-    """Return the largest plan below `than_bytes` of all memory, the next to try after running out of memory; None if there is none."""
+    """Return the largest plan below `than_bytes` of all memory, the next to try after running out of
+    memory; None if there is none.
+    """
     below = [plan for plan in plans if plan.all_bytes < than_bytes]
     return max(below, key=lambda plan: plan.all_bytes, default=None)
 

@@ -18,7 +18,9 @@ MIN_SOLVER_BYTES = 256 << 20
 """Smallest memory in bytes with which a new plan is searched."""
 WATCHED_STEPS = 50
 WATCHED_S = 60.0
-"""Seconds of training that are observed first; in a shorter time, other work of the machine would count as the job's pace."""
+"""Seconds of training that are observed first; in a shorter time, other work of the machine
+would count as the job's pace.
+"""
 CHANGED_SHARE = 0.25
 """Relative change of the figures since the last planning that makes planning again worthwhile."""
 WORTH_A_RESTART = 0.02
@@ -26,7 +28,9 @@ WORTH_A_RESTART = 0.02
 
 
 class PeerSolving(msgspec.Struct, frozen=True):
-    """The paired device that solves (its name or `any`), and the runtime directory of the local agent, which asks it."""
+    """The paired device that solves (its name or `any`), and the runtime directory of the
+    local agent, which asks it.
+    """
 
     peer: str
     runtime_dir: str
@@ -114,7 +118,10 @@ class PlanRevision:
     def __init__(
         self, bundle: Path, known: Speeds | None, *, one_thread: bool, solving: PeerSolving | None = None
     ) -> None:
-        """`known`: the speeds for which the plans were last made; None if these are the bundle's own. `solving`: None for this device."""
+        """`known`: the speeds for which the plans were last made; None if these are the bundle's own.
+
+        `solving`: None for this device.
+        """
         self._bundle, self._known, self._solving = bundle, known, solving
         self._pace: StepPace | None = StepPace(known or Speeds(), one_thread=one_thread)
         self._process: subprocess.Popen[bytes] | None = None
@@ -127,7 +134,8 @@ class PlanRevision:
     def look(self, plan: int, free_bytes: int | None) -> RevisedPlans | None:
         """Continue while the worker may train: start when enough was measured, and return the result once it exists.
 
-        `plan`: the one in use. `free_bytes`: memory available alongside the worker; None without a limit. Raises OSError.
+        `plan`: the one in use. `free_bytes`: memory available alongside the worker; None
+        without a limit. Raises OSError.
         """
         if self._process is not None:
             return None if self._process.poll() is None else self._ended(self._process)

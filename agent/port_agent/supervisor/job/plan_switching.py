@@ -1,4 +1,6 @@
-"""Adapt a run to its conditions: the plan, the limits, the time of a checkpoint, and whether the deadline can be met."""
+"""Adapt a run to its conditions: the plan, the limits, the time of a checkpoint, and
+whether the deadline can be met.
+"""
 
 from dataclasses import replace
 
@@ -25,9 +27,14 @@ from port_planner.base.units import format_bytes, format_seconds
 PLAN_SWITCH_PAUSE_S = 30.0
 """Seconds that the figures need to settle after a change of plan."""
 PRESSURE_MEMORY_S = 900.0
-"""Seconds for which the smaller plan stays after memory pressure, so that plans do not alternate with the system's load."""
+"""Seconds for which the smaller plan stays after memory pressure, so that plans do not
+alternate with the system's load.
+"""
 CORRECTION_NOTE_S = 1800.0
-"""Seconds between notes of a correction. A noisy machine corrects its figures repeatedly; history and disk need not record each time."""
+"""Seconds between notes of a correction.
+
+A noisy machine corrects its figures repeatedly; history and disk need not record each time.
+"""
 
 
 class PlanSwitcher:

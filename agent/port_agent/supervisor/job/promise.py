@@ -43,8 +43,8 @@ def promise(
 ) -> JobPromise | None:
     """Return the promise for a job that runs `plan` after `before_s` seconds of training of other jobs.
 
-    None for a bundle that does not say how long its steps take. If a usual day's training would exceed the daily budget of flash writes,
-    training stops then, and the job takes correspondingly longer.
+    None for a bundle that does not say how long its steps take. If a usual day's training would exceed the daily budget
+    of flash writes, training stops then, and the job takes correspondingly longer.
     """
     steps = steps_of(spec, facts)
     if plan.step_s is None or plan.step_joules is None:
@@ -68,7 +68,9 @@ def promise(
 
 
 def check_known(spec: JobSpec, facts: BundleFacts) -> None:
-    """Raise JobRequestError if the bundle lacks the optimizer's numbers for so many batches, or has no epochs to judge."""
+    """Raise JobRequestError if the bundle lacks the optimizer's numbers for so many batches,
+    or has no epochs to judge.
+    """
     if facts.follows_losses and (spec.data is not None or spec.waits_for_data or spec.federated):
         raise JobRequestError(
             "the job's learning rates follow the losses of its own epochs (ReduceLROnPlateau); data from an inbox and rounds of a "

@@ -62,7 +62,9 @@ class RunConditions:
         return max(0, self.flash_budget_bytes_per_day - self.flash_written_today_bytes)
 
     def worker_limits(self, plan: PlanFigures | None) -> WorkerLimits:
-        """Return the limits of a worker that runs `plan`; a worker without a plan may take everything that is allowed."""
+        """Return the limits of a worker that runs `plan`; a worker without a plan may take
+        everything that is allowed.
+        """
         memory, weight = memory_max(plan.peak_bytes) if plan else self.memory_bytes, 1 << self.cpu.rank
         return WorkerLimits(
             memory, self.limits.cpu_percent * self.cpu.share, LOWEST_CPU_WEIGHT * weight, LOW_IO_WEIGHT * weight

@@ -153,7 +153,8 @@ class Runner:
     # --- starting
 
     def fits(self, job: Job, conditions: RunConditions) -> bool:
-        """Return whether the device of `job` exists and a plan may run; otherwise report a health item, as `start` does.
+        """Return whether the device of `job` exists and a plan may run; otherwise report a
+        health item, as `start` does.
 
         Reads the bundle; if it cannot be read, `start` reports it.
         """
@@ -207,7 +208,8 @@ class Runner:
         return False
 
     def start(self, job: Job, conditions: RunConditions) -> bool:
-        """Start the worker of `job`; return False if it cannot run now. A health item or the job's state then gives the reason.
+        """Start the worker of `job`; return False if it cannot run now. A health item or the job's
+        state then gives the reason.
 
         Raises JobRequestError while another one runs.
         """
@@ -406,7 +408,9 @@ class Runner:
                 worker.leave(within_s)
 
     def leave_after_checkpoint(self, reason: str) -> None:
-        """Leave when the next checkpoint is written, or after `FAREWELL_S`; for reasons that allow waiting that long."""
+        """Leave when the next checkpoint is written, or after `FAREWELL_S`; for reasons
+        that allow waiting that long.
+        """
         run, now_s = self._run, self._clock.monotonic_s()
         if run is None or run.worker.requested is RequestedState.LEAVE:
             return

@@ -67,7 +67,9 @@ class Runners:
 
     @property
     def shown(self) -> Runner:
-        """The runner that represents the agent in a single line: this computer's, or, while that one rests, a board's that trains."""
+        """The runner that represents the agent in a single line: this computer's, or, while that one
+        rests, a board's that trains.
+        """
         busy = [runner for runner, _ in self.busy().values()]
         return min(busy, key=lambda runner: (runner is not self.host, runner.waits_for is not None), default=self.host)
 

@@ -1,7 +1,7 @@
 """Detect a worker that no longer works, by its silence and by how little CPU time it takes.
 
-A healthy worker reports each step, and in between it computes or verifies the pages that it reads. A worker that is frozen, deadlocked or
-waiting for a medium that never answers does none of this.
+A healthy worker reports each step, and in between it computes or verifies the pages that it reads. A worker that is
+frozen, deadlocked or waiting for a medium that never answers does none of this.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""How the worker of each kind of job is started, and what its bundle contains: the supervisor's two interfaces to jobs."""
+"""How the worker of each kind of job is started, and what its bundle contains: the
+supervisor's two interfaces to jobs.
+"""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -80,7 +82,9 @@ def no_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str,
 
 
 def torch_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str, str]:
-    """Return the environment of a torch worker: its allocator, which must be loaded at the start, and its number of threads."""
+    """Return the environment of a torch worker: its allocator, which must be loaded at the start,
+    and its number of threads.
+    """
     from port_agent.malloc import preload_environment
 
     allocator = preload_environment(plan.peak_bytes if plan else None)
@@ -144,8 +148,9 @@ def read_finetune_job(bundle: Path) -> BundleFacts:
 
 
 def proximal_mu(job: Job, bundle: Path | None) -> float:
-    """Return the factor of the proximal term with which a job trains; 0 for none. Raises PortError and OSError as the readers of facts
-    do.
+    """Return the factor of the proximal term with which a job trains; 0 for none.
+
+    Raises PortError and OSError as the readers of facts do.
     """
     if bundle is None:
         return 0.0
@@ -189,7 +194,10 @@ class RunPaths:
 
     @property
     def weights(self) -> Path | None:
-        """Initial weights instead of the bundle's. Without a round to train, the average from which a fine-tuning makes its result."""
+        """Initial weights instead of the bundle's.
+
+        Without a round to train, the average from which a fine-tuning makes its result.
+        """
         if self.federation is None:
             return None
         return self.federation / (START_FILE if has_round(self.federation) else MODEL_FILE)

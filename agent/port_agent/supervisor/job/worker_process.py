@@ -2,9 +2,9 @@
 
 It starts with its limits, receives commands over a socket pair, and must obey within deadlines.
 
-To pause, the worker is asked first; if it does not answer within `PAUSE_PATIENCE_S`, a signal stops it, so that no training instruction
-starts more than 100 ms after the request. To leave, it is also asked first, and killed `LEAVE_PATIENCE_S` after the time for its last
-commit.
+To pause, the worker is asked first; if it does not answer within `PAUSE_PATIENCE_S`, a signal stops it, so that no
+training instruction starts more than 100 ms after the request. To leave, it is also asked first, and killed
+`LEAVE_PATIENCE_S` after the time for its last commit.
 """
 
 import asyncio
@@ -47,7 +47,10 @@ from port_agent.worker.protocol import (
 
 PAUSE_PATIENCE_S = 0.07
 LEAVE_PATIENCE_S = 0.93
-"""Seconds until a leaving worker is killed. Killing and cleaning up takes up to 50 ms more, so the memory is free within the second."""
+"""Seconds until a leaving worker is killed.
+
+Killing and cleaning up takes up to 50 ms more, so the memory is free within the second.
+"""
 _EXIT_POLL_S = 0.1
 """Seconds between checks whether the worker has ended, if the kernel has no pidfd (macOS)."""
 

@@ -23,8 +23,8 @@ _WATCH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class FederatedContext:
-    """Decisions of the surrounding agent: why nothing is trained now (or ""), how to end a worker, and how to request another look at
-    the jobs.
+    """Decisions of the surrounding agent: why nothing is trained now (or ""), how to end a worker, and how to request
+    another look at the jobs.
     """
 
     objection: Callable[[], str]

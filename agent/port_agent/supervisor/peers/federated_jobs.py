@@ -1,7 +1,9 @@
-"""This device's part in federations: a job that was submitted for them trains when their leader asks, as the policy allows.
+"""This device's part in federations: a job that was submitted for them trains when their leader
+asks, as the policy allows.
 
-Each such job has one message at a time, in the folder `federation` of its directory. Its progress is determined by the files there, so
-training continues after a restart of the agent or of the device. Flower runs in a short process before and after training.
+Each such job has one message at a time, in the folder `federation` of its directory. Its progress is determined by
+the files there, so training continues after a restart of the agent or of the device. Flower runs in a short process
+before and after training.
 """
 
 import asyncio
@@ -60,7 +62,9 @@ from port_planner.base.units import format_bytes
 
 CLIENT_MODULE, TENSORS_MODULE = "port_agent.federate.client", "port_agent.federate.tensors"
 CLIENT_BYTES = 512 << 20
-"""Bytes of data that a client may hold besides ten copies of what it federates: masking holds several 64-bit copies of a change."""
+"""Bytes of data that a client may hold besides ten copies of what it federates: masking holds several
+64-bit copies of a change.
+"""
 _COPIES = 10
 _CLIENT_S = 600.0
 """Seconds for a client, which reads and writes several copies of the weights; a slow card writes 10 MB/s."""

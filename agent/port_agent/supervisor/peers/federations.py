@@ -1,7 +1,8 @@
 """Federations that this device leads: round after round until all are done, across restarts.
 
-A round is a process (`port_agent.federate.round`) that determines the messages and their recipients. This module delivers them and fetches
-replies over the existing connections. Finished work is recorded in `leader/run.json` of the job's directory.
+A round is a process (`port_agent.federate.round`) that determines the messages and their recipients. This
+module delivers them and fetches replies over the existing connections. Finished work is recorded in
+`leader/run.json` of the job's directory.
 """
 
 import asyncio
@@ -66,7 +67,9 @@ from port_planner.base.errors import PortError
 
 ROUND_MODULE = "port_agent.federate.round"
 LOOK_S = 5.0
-"""Seconds between checks whether enough devices would take part, and before the next attempt after an abandoned round."""
+"""Seconds between checks whether enough devices would take part, and before the next attempt
+after an abandoned round.
+"""
 RETRY_S = 2.0
 """Seconds to wait after a device could not be reached; it may come back within the round."""
 _FIRST_POLL_S, _SLOWEST_POLL_S = 0.2, 5.0
@@ -371,7 +374,8 @@ class Federations:
         return tuple(ready), "; ".join([needed, *reasons])
 
     async def _invite(self, member: _Member, name: str, run: str, tensors: str) -> TaskAnswer:
-        """Return whether a device takes part now. A device whose owner does not allow this one to lead does not learn of the job.
+        """Return whether a device takes part now. A device whose owner does not allow this one to lead
+        does not learn of the job.
 
         Raises NotAnsweredError, FederationMessageError.
         """
@@ -446,7 +450,9 @@ class Federations:
 
 @dataclass(slots=True)
 class _Outbox:
-    """Delivers the messages of one round, which are files in a directory, and fetches replies; `ask` returns a device's answer."""
+    """Delivers the messages of one round, which are files in a directory, and fetches replies; `ask`
+    returns a device's answer.
+    """
 
     job: str
     run: str
@@ -500,7 +506,9 @@ class _Outbox:
             self._helper.send(ReplyReport(node=member.node, file=file.name, reply=str(reply), failed=failed))
 
     async def _exchange(self, member: _Member, file: Path, digest: str, reply: Path) -> None:
-        """Deliver a message and fetch its reply, waiting for the device if needed; raises _LostError if the device refuses."""
+        """Deliver a message and fetch its reply, waiting for the device if needed; raises
+        _LostError if the device refuses.
+        """
         wait_s = _FIRST_POLL_S
         offset: int | None = 0  # offset of the next part of the message; None: it is delivered
         while True:
@@ -579,8 +587,8 @@ def _at_work(answer: TaskAnswer, *, is_delivered: bool) -> str:
 def _take_reply(reply: Path, answer: TaskAnswer, message_bytes: int) -> bool:
     """Store a part of a reply, and return whether it is complete.
 
-    Raises OSError, and _LostError for a reply that is longer than masking and names can make it, ends early, or has a hash that differs
-    from the device's.
+    Raises OSError, and _LostError for a reply that is longer than masking and names can make it, ends early, or has a
+    hash that differs from the device's.
     """
     most = 4 * message_bytes + (8 << 20)
     if answer.size > min(most, MAX_MESSAGE_BYTES):

@@ -169,7 +169,9 @@ class FleetKeeper:
         return [self._row(device) for device in self._devices.all()]
 
     def device_called(self, name: str) -> PeerClient | None:
-        """Return the only paired device with this name, or with this id in any spelling; None if there is none, or several."""
+        """Return the only paired device with this name, or with this id in any spelling; None if
+        there is none, or several.
+        """
         with contextlib.suppress(DeviceIdError):
             name = str(read_device_id(name))
         found = [row for row in self.rows() if name in (row["name"], row["id"])]

@@ -1,8 +1,9 @@
-"""Devices that one device introduces to each other: each is paired only with that one, and trusts the devices that it names.
+"""Devices that one device introduces to each other: each is paired only with that one, and trusts
+the devices that it names.
 
-An owner chooses the introducer (`introducer` under `[peers]`), and the introducer's owner says that it introduces (`introduces`). To each
-device that chose it, it names the others. A device that it no longer names is no longer trusted. Once the introducer is unpaired, none of
-the devices that it named is trusted.
+An owner chooses the introducer (`introducer` under `[peers]`), and the introducer's owner says that it introduces
+(`introduces`). To each device that chose it, it names the others. A device that it no longer names is no longer
+trusted. Once the introducer is unpaired, none of the devices that it named is trusted.
 """
 
 import asyncio
@@ -46,8 +47,9 @@ class Introducer:
             self._task = None
 
     def answer(self, client: PeerClient) -> bytes:
-        """Return the other devices that chose this one as their introducer. Asking is how a device chooses it. Raises NotAnsweredError,
-        OSError.
+        """Return the other devices that chose this one as their introducer.
+
+        Asking is how a device chooses it. Raises NotAnsweredError, OSError.
         """
         from port_agent.peers.introductions import INTRODUCTIONS, IntroducedDevice, Introductions
 
@@ -73,7 +75,8 @@ class Introducer:
     async def ask(self, name: str) -> None:
         """Trust the devices that a paired device introduces, and stop trusting those that it no longer introduces.
 
-        Raises NotAnsweredError, IntroductionError, PairedDeviceError for too many devices, TlsError for an invalid certificate, OSError.
+        Raises NotAnsweredError, IntroductionError, PairedDeviceError for too many devices, TlsError for an
+        invalid certificate, OSError.
         """
         from port_agent.peers.fleet.paired import device_of
         from port_agent.peers.introductions import INTRODUCTIONS

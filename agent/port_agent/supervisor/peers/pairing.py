@@ -1,4 +1,6 @@
-"""Pairing in the supervisor: one at a time, in a process that lives for minutes; every outcome is recorded in the history."""
+"""Pairing in the supervisor: one at a time, in a process that lives for minutes; every outcome
+is recorded in the history.
+"""
 
 import asyncio
 import contextlib
@@ -64,7 +66,10 @@ class PairingDesk:
         return {"code": event.code, "port": event.port, "left_s": event.left_s}
 
     async def join(self, place: PairingPlace, digits: str, hosts: tuple[str, ...], port: int) -> tuple[str, str]:
-        """Return the name and the address of the device that shows this code; raises PairingRefusedError, OSError, PortError."""
+        """Return the name and the address of the device that shows this code.
+
+        Raises PairingRefusedError, OSError, PortError.
+        """
         late = f"the other device took longer than {_JOIN_S:.0f} s"
         event = await self._begin(JOIN_MODULE, JoinDevice(place, digits, hosts, port), _JOIN_S, late)
         await self._finish()

@@ -48,8 +48,9 @@ class Peers:
         training: FederatedContext,
         move: Callable[[PeerClient, bytes], Awaitable[bytes]],
     ) -> None:
-        """`objection` returns why nothing is solved for others now, or "". `training` is for federations; `move` answers owners of jobs
-        that came here.
+        """`objection` returns why nothing is solved for others now, or "".
+
+        `training` is for federations; `move` answers owners of jobs that came here.
         """
         self._state_dir, self._clock, self._store = state_dir, clock, store
         self._options = AgentOptions()

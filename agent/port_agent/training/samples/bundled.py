@@ -10,7 +10,9 @@ from port_planner.ir.torch_operators import dtype
 
 
 class Samples:
-    """Columns of data sets inside a bundle; `parts`: the beginnings of their names, "train", "train#1" ... or "eval"."""
+    """Columns of data sets inside a bundle; `parts`: the beginnings of their names,
+    "train", "train#1" ... or "eval".
+    """
 
     def __init__(self, bundle: Bundle, parts: Sequence[str]) -> None:
         self._bundle = bundle

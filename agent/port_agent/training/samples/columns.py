@@ -1,8 +1,8 @@
 """Samples that arrived after planning, as columns: files in a directory, copied row by row. Does not import torch.
 
-`.npz` and `.safetensors` files, one array per column of the batch. Arrays are taken in the order of their names ("0", "1", ... or arr_0,
-arr_1, ...); each must have the column's dtype and row shape. They are copied once to plain column files, a mebibyte in memory at a time
-however large the files are, so that batches read single rows.
+`.npz` and `.safetensors` files, one array per column of the batch. Arrays are taken in the order of their names ("0",
+"1", ... or arr_0, arr_1, ...); each must have the column's dtype and row shape. They are copied once to plain column
+files, a mebibyte in memory at a time however large the files are, so that batches read single rows.
 """
 
 import contextlib

@@ -15,7 +15,10 @@ class Arrivals:
     """The samples of a directory, with the interface of `port_agent.training.samples.bundled.Samples`."""
 
     def __init__(self, directory: Path, parts: Sequence[Sequence[Member]], folder: Path) -> None:
-        """Copy them to files in `folder` as `ArrivedColumns` does; raises DataError, and PortError if the disk is full."""
+        """Copy them to files in `folder` as `ArrivedColumns` does.
+
+        Raises DataError, and PortError if the disk is full.
+        """
         self._columns = ArrivedColumns(directory, parts, folder)
         self.counts = self._columns.counts
         """Rows of each part."""

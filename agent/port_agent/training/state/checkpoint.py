@@ -1,9 +1,10 @@
 """Where a job's persistent storages (weights, buffers, optimizer state) are stored, and their commits.
 
-Each storage has three slots in one page file, except frozen weights, which are read in place from the user's files. A commit record names,
-for every storage, the slot that holds its contents and their checksums; it becomes valid by an atomic rename after everything it names is
-on the medium. Until the next commit, changed storages go to the slot that neither the last commit nor the one before uses. So a power cut
-at any time leaves the last commit intact, and a decayed block leaves the one before.
+Each storage has three slots in one page file, except frozen weights, which are read in place from the user's files. A
+commit record names, for every storage, the slot that holds its contents and their checksums; it becomes valid by an
+atomic rename after everything it names is on the medium. Until the next commit, changed storages go to the slot that
+neither the last commit nor the one before uses. So a power cut at any time leaves the last commit intact, and a decayed
+block leaves the one before.
 """
 
 import errno
@@ -27,7 +28,9 @@ from port_planner.ir.bundle.manifest import FileRange
 
 SLOTS = 3
 _VERSION, _PACKED_VERSION, _ZEROS_VERSION, _FILES_VERSION = _VERSIONS = (1, 2, 3, 4)
-"""Versions of the record. Version 2 has chunks that are packed on the medium, version 3 chunks of zeros that are not stored, version 4
+"""Versions of the record.
+
+Version 2 has chunks that are packed on the medium, version 3 chunks of zeros that are not stored, version 4
 storages in the user's files.
 """
 
@@ -121,7 +124,9 @@ class StateStore:
             self._file_bytes += SLOTS * step
 
     def _begun_in(self, in_files: Mapping[str, FileRange]) -> dict[str, FileRange]:
-        """Return which storages are read from the user's files: those that were so far, or in a new state those on the pages' medium."""
+        """Return which storages are read from the user's files: those that were so far, or in a new state
+        those on the pages' medium.
+        """
         records = [record for record in self._records()[0] if record.job == self.job]
         if not records:
             return {key: part for key, part in in_files.items() if _same_medium(Path(part.path), self.directory)}

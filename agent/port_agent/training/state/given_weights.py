@@ -49,7 +49,10 @@ def _ranges(manifest: Manifest, keys: Iterable[str], dimension: int) -> Iterator
 
 
 class GivenWeights:
-    """The tensors of a file, by the storage that each fills; raises GivenWeightsError, OSError. `path`: None if there is no file."""
+    """The tensors of a file, by the storage that each fills.
+
+    Raises GivenWeightsError, OSError. `path`: None if there is no file.
+    """
 
     def __init__(self, bundle: Bundle, path: Path | None) -> None:
         self._bundle, self._path = bundle, path

@@ -1,5 +1,5 @@
-"""Weights, buffers and optimizer state of a running job: which are on the device, in the host's memory or on flash, and which are not
-yet durable.
+"""Weights, buffers and optimizer state of a running job: which are on the device, in the host's memory or on flash, and
+which are not yet durable.
 """
 
 import functools
@@ -145,7 +145,10 @@ class Persistents:
         return view(self._present(key), Value(0, layout.dtype, layout.shape, layout.stride, layout.offset))
 
     def chunks_of(self, key: str) -> Iterator[memoryview]:
-        """Yield the bytes of a storage's tensor in row-major order. From flash, they come chunk by chunk, never whole."""
+        """Yield the bytes of a storage's tensor in row-major order.
+
+        From flash, they come chunk by chunk, never whole.
+        """
         if key in self.blocks:
             for rows in self.blocks[key].rows:
                 yield from self.chunks_of(rows)
@@ -164,7 +167,8 @@ class Persistents:
             yield buffer[: min(size, nbytes - start)].numpy().data
 
     def for_each_chunk(self, key: str, function: Callable[[torch.Tensor], None], *, changes: bool) -> None:
-        """Call a function with the items of a storage, flattened and a part at a time. Its changes are kept if `changes` is true.
+        """Call a function with the items of a storage, flattened and a part at a time. Its changes are
+        kept if `changes` is true.
 
         Contents on flash are read, and written if changed, a part at a time.
         """

@@ -1,4 +1,6 @@
-"""What the public programs use of torchvision, over made-up pictures: its wheels are made for one version of torch each."""
+"""What the public programs use of torchvision, over made-up pictures: its wheels are made for
+one version of torch each.
+"""
 
 from torchvision import datasets, transforms, utils
 

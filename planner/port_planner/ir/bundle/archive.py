@@ -20,7 +20,10 @@ from port_planner.ir.bundle.safetensors_io import Member
 from port_planner.ir.graph import MAX_STORAGE_BYTES
 
 MAX_HEADER_BYTES = 64 << 20
-"""Largest size in bytes of a compressed member. The largest one measured is 0.4 MB; a larger one is damaged or hostile."""
+"""Largest size in bytes of a compressed member.
+
+The largest one measured is 0.4 MB; a larger one is damaged or hostile.
+"""
 MAX_MANIFEST_BYTES = 32 << 20
 _ZIP_ERRORS = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zlib.error)
 """Exceptions that the standard library raises for an archive that is damaged, encrypted, or of an unknown version."""

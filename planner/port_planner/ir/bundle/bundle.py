@@ -2,10 +2,11 @@
 
 It can compute, but it cannot run code.
 
-A zip archive: `manifest.json`, `graphs.msgpack`, `plans.msgpack`, `costs.msgpack`, and `tensors.safetensors` and `data.safetensors`, both
-stored uncompressed so that single rows and chunks can be read in place. The manifest has the hash of every other member (of the last two:
-of their headers) and of every tensor; `sums/train/0` holds the checksums of the rows of `train/0` by blocks. All contents are checked when
-they are read. Reading needs no torch, and never unpacks to a path that the archive names.
+A zip archive: `manifest.json`, `graphs.msgpack`, `plans.msgpack`, `costs.msgpack`, and `tensors.safetensors` and
+`data.safetensors`, both stored uncompressed so that single rows and chunks can be read in place. The manifest has the
+hash of every other member (of the last two: of their headers) and of every tensor; `sums/train/0` holds the checksums
+of the rows of `train/0` by blocks. All contents are checked when they are read. Reading needs no torch, and never
+unpacks to a path that the archive names.
 """
 
 import copy
@@ -174,7 +175,9 @@ class Bundle:
                     raise BundleError(f"{path}: the blocks of {key[:60]} do not cover it; recreate the bundle")
 
     def _check_data(self, path: Path) -> None:
-        """Check that every graph has a column of data for each tensor of its batch, of one length and with checksums."""
+        """Check that every graph has a column of data for each tensor of its batch, of one
+        length and with checksums.
+        """
         sizes = self.manifest.sizes
         counts = {"eval": self.manifest.eval_samples}
         wanted: dict[str, int] = {}
@@ -256,7 +259,8 @@ class Bundle:
             )
 
     def checksum(self, key: str) -> str:
-        """Return a value that identifies a tensor's initial bytes, regardless of where and in which blocks they are stored.
+        """Return a value that identifies a tensor's initial bytes, regardless of where and in
+        which blocks they are stored.
 
         Raises BundleError for damaged ones; only those of a tensor in blocks are read.
         """

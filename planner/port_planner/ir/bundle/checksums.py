@@ -1,7 +1,7 @@
 """Checksums of a bundle's uncompressed contents: of each tensor, and of a data set by blocks of rows.
 
-The checksum is XXH3, which runs at the speed of memory (20 GB/s, SHA-256 0.9 GB/s), so that everything is checked when it is read. They
-detect corruption, not forgery.
+The checksum is XXH3, which runs at the speed of memory (20 GB/s, SHA-256 0.9 GB/s), so that everything is checked when
+it is read. They detect corruption, not forgery.
 """
 
 import hashlib
@@ -12,7 +12,9 @@ import xxhash
 SUM_BYTES = 8
 """Bytes of one block's checksum."""
 _BLOCK_BYTES = 4096
-"""Bytes of a block of rows: one page, which is the kernel's smallest read, so checking all rows of a block needs no additional reads."""
+"""Bytes of a block of rows: one page, which is the kernel's smallest read, so checking all rows of a block
+needs no additional reads.
+"""
 
 
 def tensor_hasher() -> xxhash.xxh3_64:

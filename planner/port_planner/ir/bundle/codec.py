@@ -29,7 +29,10 @@ from port_planner.ir.operators import check_operator
 from port_planner.ir.plan import Action, Decision, Plan
 
 MAX_OPS = 200_000
-"""Largest number of operators in a graph. The largest graph measured has 5,607; a file with far more is damaged or hostile."""
+"""Largest number of operators in a graph.
+
+The largest graph measured has 5,607; a file with far more is damaged or hostile.
+"""
 MAX_NESTING = 4
 """Deepest nesting of arguments, which are numbers, tensors, or lists of these; nothing in aten nests deeper."""
 

@@ -42,8 +42,8 @@ def bucket_batches(
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
     """Yield (epoch, bucket, sample indices in it) for batch `start`, `start + 1`, ..., endlessly.
 
-    `drop_last`: for each bucket, whether its last, short batch is left out. Training begins with a batch of each bucket, so that the first
-    steps, which are compared with plain PyTorch's, include all of them.
+    `drop_last`: for each bucket, whether its last, short batch is left out. Training begins with a batch of each
+    bucket, so that the first steps, which are compared with plain PyTorch's, include all of them.
     """
     if len(sizes) == 1:
         (size,), (drop,) = sizes, drop_last

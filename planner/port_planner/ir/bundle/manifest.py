@@ -24,11 +24,14 @@ from port_planner.ir.plateau import PlateauRule
 FORMAT = 2
 """Oldest readable format; format 1 had no checksums of tensors."""
 DEVICE_FORMAT = 3
-"""Format for steps on devices other than the CPU, or that take all micro-batches of an update at once. Other bundles stay readable for
-older agents.
+"""Format for steps on devices other than the CPU, or that take all micro-batches of an update at once.
+
+Other bundles stay readable for older agents.
 """
 PACKING_FORMAT = 4
-"""Format for bundles with packing costs, on any device: their plans may pack, and their pages may be packed on flash."""
+"""Format for bundles with packing costs, on any device: their plans may pack, and their
+pages may be packed on flash.
+"""
 PRUNING_FORMAT = 5
 """Format for bundles whose weights are pruned during training: older agents would train different numbers."""
 FILES_FORMAT = 6
@@ -91,7 +94,9 @@ class PlanChoice:
     wear_joules: float = 0.0
     """Wear of the written bytes, in joules; 0 in bundles older than its price."""
     device_ram_bytes: Count = 0
-    """Budget and the plan's peak in the device's own memory; 0 if it has none, in which case `ram_bytes` covers both."""
+    """Budget and the plan's peak in the device's own memory; 0 if it has none, in which
+    case `ram_bytes` covers both.
+    """
     device_peak_bytes: Count = 0
 
     @property
@@ -122,9 +127,9 @@ class ExpectedResults:
 class PlainRun:
     """Results of the script's first updates, run alone: in a process without recorder, modes or patched functions.
 
-    `rows`: number of each bucket's first samples that it used, so that epochs end. `generators`: XXH3-64 of the states of
-    torch's default generators after it, by kind of device. `unchecked`: why there was no such run; "" if there was one.
-    `unchanged`: number of further updates whose operators, run without contents, were checked to be the same.
+    `rows`: number of each bucket's first samples that it used, so that epochs end. `generators`: XXH3-64 of the states
+    of torch's default generators after it, by kind of device. `unchecked`: why there was no such run; "" if there was
+    one. `unchanged`: number of further updates whose operators, run without contents, were checked to be the same.
     """
 
     updates: Count = 0
@@ -160,8 +165,8 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class ProximalTerm:
-    """A term that holds weights near those with which a run began: its factor and, for each storage of `starts` by key, the name in the
-    result of the weights that it copies.
+    """A term that holds weights near those with which a run began: its factor and, for each storage of `starts` by key,
+    the name in the result of the weights that it copies.
     """
 
     mu: Annotated[float, msgspec.Meta(gt=0.0)]
@@ -170,7 +175,8 @@ class ProximalTerm:
 
 @dataclass(frozen=True, slots=True)
 class WeightBlocks:
-    """The storages, by key and in order, that contain a tensor in blocks of rows, and a frozen weight again in blocks of columns.
+    """The storages, by key and in order, that contain a tensor in blocks of rows, and a frozen weight
+    again in blocks of columns.
 
     `columns`: empty if no graph reads it that way.
     """
@@ -183,8 +189,8 @@ class WeightBlocks:
 class PlannedLimits:
     """The limits of the plans, which later plans also keep. None: no limit.
 
-    `step_s`, `written_bytes`: bytes written in one training step. `deadline_at`: Unix time. `charging`: the hours, as HH:MM, in which
-    training was expected to run until then.
+    `step_s`, `written_bytes`: bytes written in one training step. `deadline_at`: Unix time. `charging`: the hours, as
+    HH:MM, in which training was expected to run until then.
     """
 
     step_s: float | None = None
@@ -195,7 +201,9 @@ class PlannedLimits:
 
 NO_LIMITS = PlannedLimits()
 WHOLE_UPDATE = "update"
-"""The name of a graph that processes all micro-batches of an update, with their columns in sequence, and returns all their losses."""
+"""The name of a graph that processes all micro-batches of an update, with their columns in sequence, and
+returns all their losses.
+"""
 UPDATING = ("step", "last", WHOLE_UPDATE)
 """Kinds of graphs that end with an update."""
 
@@ -209,7 +217,9 @@ def batch_kind(number: int, accumulate: int) -> str:
 
 
 def graph_name(kind: str, rows: int, size: "BucketSize", bucket: int = 0) -> str:
-    """Return the name of the graph for batches of that many rows of a bucket; `kind`: "step", "first", "next", "last" or "eval"."""
+    """Return the name of the graph for batches of that many rows of a bucket; `kind`: "step", "first",
+    "next", "last" or "eval".
+    """
     of_bucket = f"{kind}#{bucket}" if bucket else kind
     return of_bucket if rows == size.batch_size else f"{of_bucket}@{rows}"
 
@@ -296,7 +306,9 @@ class Manifest:
     """Kind of the device that computes the steps."""
     pruning: Pruning | None = None
     reordered: tuple[str, ...] = ()
-    """Operators that add in a different order each time on that device, which was permitted; nothing is then equal to the bit."""
+    """Operators that add in a different order each time on that device, which was permitted; nothing
+    is then equal to the bit.
+    """
     files: Mapping[str, FileRange] = field(default_factory=dict)
     """Positions of frozen weights in the files from which they were loaded, by storage key."""
     in_pieces: bool = False
@@ -306,7 +318,9 @@ class Manifest:
     blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
     """Tensors that the graphs use in blocks, by the key of the whole storage, whose layout is in `layouts`."""
     placed: tuple[str, ...] = ()
-    """Kinds of devices among which operators are divided, on request; results are those of each device, not of one alone."""
+    """Kinds of devices among which operators are divided, on request; results are those of each
+    device, not of one alone.
+    """
     teams: Annotated[tuple[CpuTeam, ...], msgspec.Meta(max_length=MAX_TEAMS)] = ()
     """Thread teams, numbered from 1, among which the CPU's operators are divided besides team 0, all `threads`."""
     summed_in_pieces: bool = False
@@ -372,7 +386,9 @@ class Manifest:
 
     @property
     def known_updates(self) -> int | None:
-        """Number of updates, from the first on, for which the optimizer's numbers and the program's steps are known; None: all."""
+        """Number of updates, from the first on, for which the optimizer's numbers and the program's
+        steps are known; None: all.
+        """
         recorded = self.optimizer.get("recorded")
         known = [None if recorded is None else recorded["updates"], len(self.schedule) or None]
         known.append(None if self.known is None else self.known.updates)

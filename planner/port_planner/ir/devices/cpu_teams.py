@@ -1,4 +1,6 @@
-"""Teams of CPU threads among which a step's operators may be divided: a thread count, on any core or on one cluster's cores."""
+"""Teams of CPU threads among which a step's operators may be divided: a thread count, on any core
+or on one cluster's cores.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated

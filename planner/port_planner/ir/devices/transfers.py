@@ -1,7 +1,7 @@
 """Copies of whole storages between the memories of two kinds of devices, as operators of a graph.
 
-A transfer is torch's own `_to_copy` of all bytes of a storage. The contents are equal on both sides, so no number depends on where or how
-often a storage is transferred.
+A transfer is torch's own `_to_copy` of all bytes of a storage. The contents are equal on both sides, so no number
+depends on where or how often a storage is transferred.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,9 @@ def all_bytes(storage: int, nbytes: int) -> Value:
 
 
 def transfer_op(source: int, target: int, kind: str, phase: Phase) -> Op:
-    """Return the transfer of the value `source`, all bytes of a storage, into the value `target` on a kind of device."""
+    """Return the transfer of the value `source`, all bytes of a storage, into the value
+    `target` on a kind of device.
+    """
     return Op(_COPY, (Ref(source),), (("device", NamedArgument("device", kind)),), (target,), (), phase)
 
 

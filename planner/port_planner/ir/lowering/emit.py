@@ -52,8 +52,8 @@ class _Emitter:
 
     There is one compute thread and one page thread with a FIFO queue.
 
-    Sliced updates continue after the compute thread, but their time counts as the compute thread's. `cross_step`: writes of
-    the previous step that are not finished when this one starts; times count from that start.
+    Sliced updates continue after the compute thread, but their time counts as the compute thread's. `cross_step`:
+    writes of the previous step that are not finished when this one starts; times count from that start.
     """
 
     def __init__(self, placement: Placement, cross_step: tuple[_Pending, ...]) -> None:
@@ -86,8 +86,8 @@ class _Emitter:
         self.unchanged = {
             s for s, storage in enumerate(self.graph.storages) if storage.persistent and not self.graph.writers[s]
         }
-        """Persistent storages that are unchanged on their target, except for changes by another graph, which are written once and waited
-        for.
+        """Persistent storages that are unchanged on their target, except for changes by another graph, which are
+        written once and waited for.
         """
         self.level = 0
 
@@ -247,8 +247,8 @@ class _Emitter:
     def _read_ahead(self, i: int) -> int:
         """Request the reads that cannot wait for the next op, if they fit, and those that op `i` needs.
 
-        One thread moves pages in the order of the requests, so a read goes before the writes that would delay it. Returns the resident
-        bytes at the fullest moment.
+        One thread moves pages in the order of the requests, so a read goes before the writes that would delay it.
+        Returns the resident bytes at the fullest moment.
         """
         x = self.x
         self.level = int(self.held[i])

@@ -2,9 +2,9 @@
 
 Memory and time are computed on the way.
 
-The lowering decides what the plan leaves open: when a read is issued (early enough to hide behind compute, late enough to fit) and when a
-finished write is waited for. It knows the resident bytes at every instruction, so the peak is a fact about the program, not an estimate.
-The module is pure and does not import torch.
+The lowering decides what the plan leaves open: when a read is issued (early enough to hide behind compute, late enough
+to fit) and when a finished write is waited for. It knows the resident bytes at every instruction, so the peak is a fact
+about the program, not an estimate. The module is pure and does not import torch.
 """
 
 import math
@@ -35,9 +35,9 @@ def lower(
 ) -> Program:
     """Return the program of `plan`.
 
-    `graph` and `costs` are in recorded order; `plan.order` is applied here. Raises PlanError for a plan that is wrong for any budget.
-    Raises BudgetError if it needs more than `plan.ram_bytes` (0 or `check_budget=False`: no limit), and CostlyPlanError if it certainly
-    costs more than `max_joules` in energy and wear.
+    `graph` and `costs` are in recorded order; `plan.order` is applied here. Raises PlanError for a plan that is wrong
+    for any budget. Raises BudgetError if it needs more than `plan.ram_bytes` (0 or `check_budget=False`: no limit), and
+    CostlyPlanError if it certainly costs more than `max_joules` in energy and wear.
     """
     if len(costs.ops) != len(graph.ops):
         raise PlanError(f"the cost table has {len(costs.ops)} ops, the graph {len(graph.ops)}; profile it again")
@@ -248,7 +248,9 @@ class _PlanLowering:
     # -- pass 2: when reads are due
 
     def _place_reads(self, reruns: Mapping[int, Sequence[tuple[int, tuple[int, ...]]]]) -> npt.NDArray[np.float64]:
-        """Record every read in order of use, with the latest time at which it must be done so that all later ones can be in time."""
+        """Record every read in order of use, with the latest time at which it must be done so that all
+        later ones can be in time.
+        """
         targets = self.costs.device.targets
         seconds = np.array([c.seconds for c in self.costs.ops])
         for i, ops in reruns.items():

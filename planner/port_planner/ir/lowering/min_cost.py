@@ -1,6 +1,7 @@
 """A lower bound on the cost of a placed plan's program, known before its instructions are emitted.
 
-At that point, everything that it runs and moves is known, except its waits. A search that has a cheaper plan can stop there.
+At that point, everything that it runs and moves is known, except its waits. A search that has a
+cheaper plan can stop there.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,8 @@
-"""Descriptions of optimizers as data: which ones are supported, how their update is recorded, and its numbers for each step.
+"""Descriptions of optimizers as data: which ones are supported, how their update is recorded, and
+its numbers for each step.
 
-Numbers among the operators' arguments change from step to step (learning rate, Adam's bias corrections). They are found by running the same
-torch optimizer on one element per parameter group.
+Numbers among the operators' arguments change from step to step (learning rate, Adam's bias corrections). They are found
+by running the same torch optimizer on one element per parameter group.
 """
 
 import math
@@ -58,8 +59,8 @@ SETTLED_STEP = 1e6
 class RecordedNumbers:
     """The scalars of an optimizer whose code the worker does not have.
 
-    `numbers`: for each scalar, a constant or one number per update, of which the last stays valid. `updates`: number of updates for which
-    they are known; None: all.
+    `numbers`: for each scalar, a constant or one number per update, of which the last stays valid. `updates`: number of
+    updates for which they are known; None: all.
     """
 
     numbers: tuple[float | tuple[float, ...], ...]
@@ -206,8 +207,8 @@ def _as_numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 def initial_fill(name: str, group: Mapping[str, Any]) -> float:
     """Return the value that fills the state tensor `name` before the first step.
 
-    Momentum starts at minus zero: torch's first step copies the gradient, and -0.0 * momentum + g equals g to the bit, also for g = +0.0
-    and g = -0.0.
+    Momentum starts at minus zero: torch's first step copies the gradient, and -0.0 * momentum + g equals g to the bit,
+    also for g = +0.0 and g = -0.0.
     """
     if name == "momentum_buffer":
         return -0.0
@@ -219,10 +220,10 @@ def initial_fill(name: str, group: Mapping[str, Any]) -> float:
 class StepScalars:
     """Computes the scalars of every parameter group, step after step, exactly as torch does.
 
-    It runs torch's own update functions on one element per group. It does not use the Optimizer classes, because their first step imports
-    torch's compiler, which costs a worker 70 MiB. `schedule`: for each known update, a scheduler's changes to each group. `known`: the
-    numbers of batches, if the program's steps have any. `plateau`: how the learning rates follow the losses, which must then be given to
-    the state of that name.
+    It runs torch's own update functions on one element per group. It does not use the Optimizer classes, because their
+    first step imports torch's compiler, which costs a worker 70 MiB. `schedule`: for each known update, a scheduler's
+    changes to each group. `known`: the numbers of batches, if the program's steps have any. `plateau`: how the learning
+    rates follow the losses, which must then be given to the state of that name.
     """
 
     def __init__(
@@ -253,7 +254,8 @@ class StepScalars:
         ]
 
     def of_batch(self, place: int, accumulate: int) -> list[float | int]:
-        """Return the numbers of a batch at this `place` among the `accumulate` batches of the next update; the last one counts that update.
+        """Return the numbers of a batch at this `place` among the `accumulate` batches of the next update; the
+        last one counts that update.
 
         Raises CaptureError as `advance` does.
         """
@@ -426,14 +428,17 @@ def _nadam_momentum(g: Mapping[str, Any], step: float) -> float:
 
 
 def rectifies(g: Mapping[str, Any], step: float) -> bool:
-    """Return whether RAdam's update of this count divides by the square root of its second moment, as torch computes it."""
+    """Return whether RAdam's update of this count divides by the square root of its second
+    moment, as torch computes it.
+    """
     beta2 = g["betas"][1]
     rho = 2 / (1 - beta2) - 1 - 2 * step * (beta2**step) / (1 - beta2**step)
     return bool(rho > 5.0)
 
 
 def _rectified(numbers: Sequence[float | int], step: int, g: Mapping[str, Any]) -> list[float | int]:
-    """Return the numbers of the operators with which RAdam is recorded, including `clamp_` (`port_planner.capture.step`).
+    """Return the numbers of the operators with which RAdam is recorded, including `clamp_`
+    (`port_planner.capture.step`).
 
     That operator passes the divisor of an update unchanged; for the first updates, which do not divide, it gives 1.0.
     """
@@ -467,7 +472,9 @@ class _NumberReader(OperatorMode):
         self.numbers: list[float | int] = []
         self.quiet = False
         self.hyperparameters: list[torch.Tensor] = []
-        """Hyperparameters that are tensors, and values computed only from them, which an operator on a parameter takes as numbers."""
+        """Hyperparameters that are tensors, and values computed only from them, which an operator on a
+        parameter takes as numbers.
+        """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

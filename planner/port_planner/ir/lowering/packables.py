@@ -27,7 +27,9 @@ _PACKED_ITEMS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Packable:
-    """Contents of a storage that are idle after op `after`, the last one to touch this `version`, and the codec for their type."""
+    """Contents of a storage that are idle after op `after`, the last one to touch this `version`, and
+    the codec for their type.
+    """
 
     storage: int
     version: int
@@ -84,7 +86,9 @@ class PackedReading(enum.Enum):
 
 
 def read_packed(graph: StepGraph, s: int, after: int, codec: Codec) -> bool:
-    """Return whether all uses of storage `s` after op `after` are computed on its packed form, so that it is never unpacked."""
+    """Return whether all uses of storage `s` after op `after` are computed on its packed form, so
+    that it is never unpacked.
+    """
     following = [graph.ops[u] for u in graph.uses[s] if u > after]
     return bool(following) and all(packed_reading(graph, op, s, codec) is not None for op in following)
 
@@ -177,7 +181,9 @@ def _pools_rows(graph: StepGraph, op: Op) -> bool:
 
 
 def holds_pair(graph: StepGraph, s: int, after: int) -> bool:
-    """Return whether storage `s` contains the factors of a dropout after op `after`: zeros and ones, drawn or from a mask, divided."""
+    """Return whether storage `s` contains the factors of a dropout after op `after`: zeros and ones,
+    drawn or from a mask, divided.
+    """
     made = [graph.ops[w] for w in graph.writers[s] if w <= after]
     names = [op.name for op in made]
     fresh = [name for name in names if name not in (_DRAW, _DIVIDE)]

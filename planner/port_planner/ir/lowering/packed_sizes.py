@@ -19,9 +19,9 @@ def with_packed_sizes(
 ) -> tuple[CostTable, Plan]:
     """Return costs with the measured sizes of packed forms, and the cheapest plan within its budget.
 
-    It differs from `plan` for contents that need more memory and, if some need less, may keep paged contents in RAM. `needed`: bytes to
-    reserve, by storage and version (`PackingCost`); None: it cannot be packed. Raises PlanError, and BudgetError if even paging the
-    overflowing contents does not fit.
+    It differs from `plan` for contents that need more memory and, if some need less, may keep paged contents in RAM.
+    `needed`: bytes to reserve, by storage and version (`PackingCost`); None: it cannot be packed. Raises PlanError, and
+    BudgetError if even paging the overflowing contents does not fit.
     """
     pairs = [(c, needed.get((c.storage, c.version), c.reserved_bytes)) for c in costs.packings]
     wider = {(c.storage, c.version) for c, n in pairs if n is None or n > c.reserved_bytes}
@@ -58,7 +58,9 @@ def _cheaper(
     known: tuple[dict[Decision, Decision | None], Program],
     others: Mapping[Decision, Decision | None],
 ) -> tuple[dict[Decision, Decision | None], Program]:
-    """Return the known decisions and program, or a variant with some decisions replaced if that is valid and cheaper."""
+    """Return the known decisions and program, or a variant with some decisions replaced if
+    that is valid and cheaper.
+    """
     tried = {**known[0], **others}
     try:
         found = lower(graph, costs, _exchanged(plan, tried))

@@ -52,7 +52,8 @@ class Due:
 
     It can be asked for from op `earliest` on.
 
-    `moment`: seconds, if nothing ever waited, by which it must be done. `packed`: costs of the storage's packed form, if it is packed.
+    `moment`: seconds, if nothing ever waited, by which it must be done. `packed`: costs of the storage's
+    packed form, if it is packed.
     """
 
     use: int

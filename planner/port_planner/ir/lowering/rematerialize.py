@@ -15,8 +15,8 @@ _TRAINING = 5
 def pure_arguments(op: Op) -> tuple[Argument, ...]:
     """Return the positional arguments with which `op` gives the same outputs without its side effect.
 
-    In training mode, batch norm normalises with the batch's own statistics and only updates the running ones, so without these it computes
-    the same outputs. (torch.utils.checkpoint runs it unchanged and updates them twice.)
+    In training mode, batch norm normalises with the batch's own statistics and only updates the running ones, so
+    without these it computes the same outputs. (torch.utils.checkpoint runs it unchanged and updates them twice.)
     """
     if operator_of(op.name).hidden_writes and op.args[_TRAINING] is True:
         return (*op.args[:3], None, None, *op.args[5:])
@@ -45,10 +45,11 @@ def rematerialization_ops(graph: StepGraph, wanted: Iterable[tuple[int, int]]) -
 
 
 def rematerializable(graph: StepGraph, storage: int, after: int) -> bool:
-    """Return whether `storage`, with its contents after op `after`, can be rematerialized at all (if the inputs permit).
+    """Return whether `storage`, with its contents after op `after`, can be rematerialized at
+    all (if the inputs permit).
 
-    Only temporaries can. Each of their writers may change only temporaries that it writes, its own storage, or running statistics that
-    `pure_arguments` leaves out.
+    Only temporaries can. Each of their writers may change only temporaries that it writes, its own storage, or running
+    statistics that `pure_arguments` leaves out.
     """
     if graph.storages[storage].role is not Role.TEMPORARY:
         return False

@@ -91,8 +91,8 @@ def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGro
 def runs_in_slices(name: str) -> bool:
     """Return whether an operator computes each element from the elements at the same place only.
 
-    The larger of two zeros may be either in vectors and number by number; `maximum.out` takes those of torch's optimizers alone, which
-    keep squares and absolute values and have no negative zero.
+    The larger of two zeros may be either in vectors and number by number; `maximum.out` takes those of torch's
+    optimizers alone, which keep squares and absolute values and have no negative zero.
     """
     return overload_name(name) in operator_of(name).sliced
 
@@ -104,9 +104,9 @@ def _touched(op: Op) -> list[int]:
 def may_round_apart(graph: StepGraph, op: Op) -> bool:
     """Return whether an elementwise operator may round differently in vectors than number by number.
 
-    The amount that is computed at once determines how many numbers are left for the latter at the ends of threads' shares. A worker may
-    lower a plan that another machine made, so this covers kernels of any processor; `port_planner.exactness.vector_ends` covers those of
-    this one.
+    The amount that is computed at once determines how many numbers are left for the latter at the ends of threads'
+    shares. A worker may lower a plan that another machine made, so this covers kernels of any processor;
+    `port_planner.exactness.vector_ends` covers those of this one.
     """
     kinds = {graph.values[v].dtype for v in operands(op)}
     if any(kind.startswith(_COMPLEX) for kind in kinds):

@@ -12,7 +12,9 @@ from port_planner.ir.program import Code, Instruction, PlanError, Program
 
 
 def verify_lowered(program: Program) -> None:
-    """Raise PlanError, with the instruction's number, unless each instruction finds its inputs and the step ends as it began."""
+    """Raise PlanError, with the instruction's number, unless each instruction finds its inputs and
+    the step ends as it began.
+    """
     machine = _Machine(program)
     for number, instruction in enumerate(program.instructions):
         wrong = machine.obey(instruction)

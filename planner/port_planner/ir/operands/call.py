@@ -57,7 +57,9 @@ class GraphCall:
         return tuple(whole(n) for n in argument)
 
     def listed(self, name: str, count: int | None = None) -> list[Value]:
-        """Return the operands of an argument that is a list of tensors, `count` of them if that is given; raise UnfitError if it is not."""
+        """Return the operands of an argument that is a list of tensors, `count` of them if that is given;
+        raise UnfitError if it is not.
+        """
         argument = self.arguments.get(name)
         if not isinstance(argument, tuple) or len(argument) != (len(argument) if count is None else count):
             raise UnfitError
@@ -80,8 +82,8 @@ class GraphCall:
         return op if result is not None and self.graph.graph.values[result] == value else None
 
     def made_by(self, name: str, forward: str, output: int) -> "GraphCall":
-        """Return the earlier call whose output, unchanged since then, this operand is or was copied from; raise UnfitError if there is
-        none.
+        """Return the earlier call whose output, unchanged since then, this operand is or was copied from; raise
+        UnfitError if there is none.
         """
         for wanted in self._copied(name):
             for i, op in enumerate(self.graph.graph.ops[: self.index]):
@@ -106,8 +108,8 @@ class GraphCall:
         return found
 
     def _copied(self, name: str) -> Iterator[Value]:
-        """Yield an operand, the original from which it was copied, and so on, because hooks on saved tensors may pass copies to the
-        backward pass.
+        """Yield an operand, the original from which it was copied, and so on, because hooks on saved tensors may pass
+        copies to the backward pass.
         """
         value, before = self.value(name), self.index
         if value is None:
@@ -183,4 +185,6 @@ def _parameters(name: str) -> tuple[str, ...]:
 
 
 Fits: TypeAlias = Callable[[GraphCall], bool]
-"""Returns whether the operands of a call fit; may raise UnfitError, IndexError, TypeError or ValueError if they do not."""
+"""Returns whether the operands of a call fit; may raise UnfitError, IndexError, TypeError or
+ValueError if they do not.
+"""

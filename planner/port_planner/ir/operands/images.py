@@ -58,8 +58,9 @@ def _unfold(call: GraphCall) -> bool:
 
 
 def _fourier(call: GraphCall) -> bool:
-    """Check a Fourier transform. Its dimensions are trusted to exist, each once, and the half spectrum of a real result to have the
-    declared length.
+    """Check a Fourier transform.
+
+    Its dimensions are trusted to exist, each once, and the half spectrum of a real result to have the declared length.
     """
     shape, dims = call.shape("self"), call.sizes("dim")
     there = bool(dims) and 0 not in shape and all(0 <= d < len(shape) for d in dims) and len({*dims}) == len(dims)
@@ -76,7 +77,10 @@ _SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_
 
 
 def _upsampled(call: GraphCall) -> bool:
-    """Check an upsampling. A scale given besides the sizes must roughly agree with them, because source indices are computed from it."""
+    """Check an upsampling.
+
+    A scale given besides the sizes must roughly agree with them, because source indices are computed from it.
+    """
     source = call.sizes("input_size") if "input_size" in call.arguments else call.shape("self")
     target, spatial = call.sizes("output_size"), call.spatial
     sizes = zip(source[-spatial:], target, map(call.arguments.get, _SCALES[spatial]), strict=False)

@@ -71,14 +71,17 @@ def _attention(call: GraphCall) -> bool:
 
 
 def _padded_attention(call: GraphCall) -> bool:
-    """Check as `_attention` does, for kernels that keep the logarithms in rows of their own length, which they check."""
+    """Check as `_attention` does, for kernels that keep the logarithms in rows of their own
+    length, which they check.
+    """
     rows = call.shape("logsumexp")[:2] == call.shape("query")[:2]
     return rows and _attention(replace(call, arguments={**call.arguments, "logsumexp": None}))
 
 
 def _fake_quantize(call: GraphCall) -> bool:
-    """Check a fake quantization. The kernels read one number from each of these tensors, or one per row from some, and resize empty
-    ones.
+    """Check a fake quantization.
+
+    The kernels read one number from each of these tensors, or one per row from some, and resize empty ones.
     """
     given = {name for name in (*_FOR_EACH_ROW, *_ONE_NUMBER) if call.arguments.get(name) is not None}
     shapes = {name: call.shape(name) for name in given}

@@ -30,8 +30,8 @@ def _nll_loss(call: GraphCall) -> bool:
 def _labels_seen_in_tiles(call: GraphCall) -> bool:
     """Return whether these labels, which are a tile of all, were checked as `port_planner.tiling.tiles` requires.
 
-    `gather` with the non-negative labels raises an error if one is not a column. A one-class loss with the negative labels
-    raises an error if one is not the ignored label.
+    `gather` with the non-negative labels raises an error if one is not a column. A one-class loss with the negative
+    labels raises an error if one is not the ignored label.
     """
     wanted, classes = call.value("target"), call.shape("self")
     if wanted is None or len(wanted.shape) != 1 or wanted.stride != (1,):
@@ -58,7 +58,9 @@ def _covered(wanted: Value, tiles: list[Value]) -> bool:
 
 
 def _outcome(graph: Writers, i: int, name: str) -> tuple[Value, Value] | None:
-    """Return the value that op `i` bounds by 0, and its result, if it is this operator and nothing else writes the result."""
+    """Return the value that op `i` bounds by 0, and its result, if it is this operator and
+    nothing else writes the result.
+    """
     op, values = graph.graph.ops[i], graph.graph.values
     if op.name != name or op.kwargs or len(op.args) != 2 or op.args[1] != 0 or isinstance(op.args[1], bool):
         return None
@@ -119,7 +121,10 @@ def _distances_of_pairs(call: GraphCall) -> bool:
 
 
 def _ctc_loss(call: GraphCall) -> bool:
-    """Check a CTC loss. The forward pass checks lengths, after the labels were checked; the backward pass uses the checked values."""
+    """Check a CTC loss.
+
+    The forward pass checks lengths, after the labels were checked; the backward pass uses the checked values.
+    """
     made, likelihood = call.made_by("log_alpha", "_ctc_loss", 1), call.made_by("neg_log_likelihood", "_ctc_loss", 0)
     lengths = ("input_lengths", "target_lengths")
     given = [call.taken_by(name, "_ctc_loss") for name in ("targets", *lengths) if call.value(name) is not None]

@@ -14,7 +14,9 @@ _LSTM_FLAGS = ("reverse", "has_biases", "bidirectional", "batch_first", "train")
 
 
 def _lstm(call: GraphCall) -> bool:
-    """Return whether the operands of oneDNN's LSTM layer fit: it reads everything except the gradients as dense rows of the given sizes."""
+    """Return whether the operands of oneDNN's LSTM layer fit: it reads everything except the gradients as
+    dense rows of the given sizes.
+    """
     backward = "workspace" in call.arguments
     first, *weights = ("weight1 weight2 weight3 weight4" if backward else "weight0 weight1 weight2 weight3").split()
     states = "hx_ cx_tmp" if backward else "hx_ cx_"

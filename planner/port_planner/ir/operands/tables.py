@@ -8,14 +8,19 @@ _COUNTED = "aten::arange.start_step"
 
 
 def _embedding(call: GraphCall) -> bool:
-    """Check an embedding. The forward pass checks every index, or two operators have bounded each; the backward pass checks none."""
+    """Check an embedding.
+
+    The forward pass checks every index, or two operators have bounded each; the backward pass checks none.
+    """
     rows = call.size("num_weights")
     checked = [f for f in call.taken_by("indices", "embedding") if f.shape("weight")[:1] == (rows,)]
     return (bool(checked) or _within(call, "indices", rows)) and call.shape("grad_output")[:-1] == call.shape("indices")
 
 
 def _within(call: GraphCall, name: str, rows: int) -> bool:
-    """Return whether each of these numbers is at least 0 and less than `rows`, according to the two operators that created them."""
+    """Return whether each of these numbers is at least 0 and less than `rows`, according to the two
+    operators that created them.
+    """
     upper = _bounded(call, call.value(name), "aten::clamp_max")
     lower = None if upper is None else _bounded(call, upper[0], "aten::clamp_min")
     return upper is not None and lower is not None and lower[1] == 0 <= upper[1] < rows
@@ -34,8 +39,9 @@ def _bounded(call: GraphCall, value: Value | None, name: str) -> tuple[Value, in
 
 
 def _embedding_bag(call: GraphCall) -> bool:
-    """Check an embedding bag. The kernel does not check where bags begin, so all must have equal length, as `arange` counts for indices
-    in rows.
+    """Check an embedding bag.
+
+    The kernel does not check where bags begin, so all must have equal length, as `arange` counts for indices in rows.
     """
     (count,), op = call.shape("indices"), call.maker(call.value("offsets"))
     if op is None or op.name != _COUNTED:
@@ -45,8 +51,9 @@ def _embedding_bag(call: GraphCall) -> bool:
 
 
 def _embedding_bag_backward(call: GraphCall) -> bool:
-    """Check a bag's backward pass. The forward pass checks indices and offsets and returns the bag of each index; the backward pass uses
-    its results.
+    """Check a bag's backward pass.
+
+    The forward pass checks indices and offsets and returns the bag of each index; the backward pass uses its results.
     """
     made = call.made_by("offset2bag", "_embedding_bag", 1)
     weight, mode = made.shape("weight"), call.size("mode")

@@ -9,7 +9,9 @@ _STATES = ("grads", "exp_avgs", "exp_avg_sqs", "state_sums", "momentum_buffer_li
 
 
 def _fused_update(call: GraphCall) -> bool:
-    """Check a fused update: one parameter, its gradient and states have the same size and layout, and a step count is a single number."""
+    """Check a fused update: one parameter, its gradient and states have the same size and layout, and a step
+    count is a single number.
+    """
     (parameter,) = call.listed("self")
     wanted = [name for name in _STATES if name in call.parameters]
     wanted += ["max_exp_avg_sqs"] if call.arguments.get("amsgrad") is True else []

@@ -1,1 +1,3 @@
-"""Choose what a board trains: each layer's gain from training, the best sets within its memory, and the best per joule."""
+"""Choose what a board trains: each layer's gain from training, the best sets within its
+memory, and the best per joule.
+"""

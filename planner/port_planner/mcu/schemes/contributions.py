@@ -1,8 +1,8 @@
 """Find the sparse update by measurement: contribution analysis, and an exact choice over the planner's real bytes.
 
-arXiv 2206.15472 section 2.3 with two differences. The gains are measured on the user's own task with the firmware's engine.
-The choice is exact (`port_planner.sparse.choose.choose_best`) over the arena and parameter bytes that this compiler really
-plans, not an evolutionary search over an assumed memory model.
+arXiv 2206.15472 section 2.3 with two differences. The gains are measured on the user's own task with the firmware's
+engine. The choice is exact (`port_planner.sparse.choose.choose_best`) over the arena and parameter bytes that this
+compiler really plans, not an evolutionary search over an assumed memory model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ DRAWS = 3
 Measure = Callable[[SparseScheme, Sequence[int]], Sequence[float]]
 """Accuracies after a short adaptation with this scheme, in [0, 1], one per draw.
 
-A draw determines the samples for training and evaluation, and their order. Equal draws are equal for every scheme, so that
-differences between schemes are paired.
+A draw determines the samples for training and evaluation, and their order. Equal draws are equal for every scheme, so
+that differences between schemes are paired.
 """
 
 
@@ -44,7 +44,8 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class ContributionTable:
-    """Measured accuracies: untrained, with the biases of the last k layers for each k, and the gain of every weight choice.
+    """Measured accuracies: untrained, with the biases of the last k layers for each k, and the
+    gain of every weight choice.
 
     `error` is the standard error of a weight choice's gain, pooled over all of them.
     """
@@ -142,8 +143,8 @@ def analyse_contributions(
 ) -> ContributionTable:
     """Return the gains of biases and weights.
 
-    `layers` limits whose weights are measured, `depth` how far back biases go. Takes `draws` short adaptations per depth, and per
-    layer and ratio.
+    `layers` limits whose weights are measured, `depth` how far back biases go. Takes `draws` short adaptations per
+    depth, and per layer and ratio.
     """
     weighted = graph.weighted()
     deepest = len(weighted) if depth is None else min(depth, len(weighted))

@@ -29,9 +29,9 @@ from port_planner.mcu.schemes.race import MAX_FINALISTS, Finalist, find_finalist
 class EngineMeasure:
     """Accuracy after a short adaptation with the firmware's own engine, by repeated cross-validation; a `Measure`.
 
-    As many consecutive draws as there are folds evaluate every sample once. Each fold is evaluated by a model that trained on
-    the others, from its initial parameters. For a model with targets, which follow the inputs, the accuracy is the share
-    of their variance that it explains.
+    As many consecutive draws as there are folds evaluate every sample once. Each fold is evaluated by a model that
+    trained on the others, from its initial parameters. For a model with targets, which follow the inputs, the accuracy
+    is the share of their variance that it explains.
     """
 
     model: QuantizedGraph
@@ -99,8 +99,9 @@ def fit_scheme(
 ) -> FittedModel:
     """Return `model` compiled for the best scheme within `limits`, found on samples that it will be adapted to.
 
-    Contribution analysis, knapsack and race, all by cross-validation within the samples. `epochs` and `options` should be those
-    of the job. `progress` receives the number of adaptations done and their total. Raises BudgetError if not even inference fits.
+    Contribution analysis, knapsack and race, all by cross-validation within the samples. `epochs` and `options`
+    should be those of the job. `progress` receives the number of adaptations done and their total. Raises BudgetError
+    if not even inference fits.
     """
     graph, done = model.quantized.graph, 0
     q88 = options.rule is UpdateRounding.Q88

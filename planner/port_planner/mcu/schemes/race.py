@@ -1,4 +1,5 @@
-"""The race: the schemes with the largest sums of measured gains are themselves trained, and the one that measures best wins.
+"""The race: the schemes with the largest sums of measured gains are themselves trained, and the
+one that measures best wins.
 
 Measured gains are noisy and do not quite add up, so the knapsack's best few answers race against last-k schemes.
 """
@@ -34,7 +35,9 @@ MAX_FINALISTS = 2 * (2 * RUNNERS_UP + 2)
 
 @dataclass(frozen=True, slots=True)
 class Finalist:
-    """A scheme of the race: how it was found, what it needs, and its accuracies, one for each draw that it took part in."""
+    """A scheme of the race: how it was found, what it needs, and its accuracies, one for each
+    draw that it took part in.
+    """
 
     origin: str
     scheme: SparseScheme
@@ -54,8 +57,9 @@ def find_finalists(
 ) -> tuple[Finalist, ...]:
     """Return the distinct schemes within the limits that are worth measuring.
 
-    These are the knapsack's best answers with different layers, for measured and for optimistic gains, and the deepest last-k
-    schemes, with their own biases and with all. Each of them also enters with the bytes filled that it leaves free.
+    These are the knapsack's best answers with different layers, for measured and for optimistic gains, and
+    the deepest last-k schemes, with their own biases and with all. Each of them also enters with the bytes
+    filled that it leaves free.
     """
     needs = Needs(graph, limits, q88, simd)
     candidates = []
@@ -87,7 +91,9 @@ def _runners_up(table: ContributionTable, needs: Needs) -> list[SparseScheme]:
 
 
 def _filled(graph: Graph, table: ContributionTable, scheme: SparseScheme, needs: Needs) -> SparseScheme:
-    """Return the scheme with more channels of the layers that gain, as many as fit; those with the most gain per byte come first."""
+    """Return the scheme with more channels of the layers that gain, as many as fit; those with the most
+    gain per byte come first.
+    """
     best = (max(choices, key=lambda c: c.gain) for choices in table.by_layer.values())
     gaining = sorted((c for c in best if c.gain > 0), key=lambda c: -c.gain / (c.rows * row_bytes(graph.op(c.layer))))
     for contribution in gaining:
@@ -107,8 +113,8 @@ def race(
 ) -> tuple[Finalist, ...]:
     """Return the finalists with their measured accuracies, the winner first (successive halving, arXiv 1502.07943).
 
-    All are measured on the same draws; the better half stays and is measured on as many again. The winner's accuracy is the
-    best of several, so it is slightly higher than the scheme would reach on new draws.
+    All are measured on the same draws; the better half stays and is measured on as many again. The winner's accuracy is
+    the best of several, so it is slightly higher than the scheme would reach on new draws.
     """
     ranking: list[Finalist] = []
     start, stop = 0, draws

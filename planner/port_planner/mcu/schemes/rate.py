@@ -74,8 +74,9 @@ def choose_rate(
 ) -> RateChoice:
     """Return the accuracy of each rate on samples that it did not train on; deterministic.
 
-    For a model with targets, `rates` are those of half the sum of the squared errors: gradients of their mean are smaller the
-    more outputs it has. `epochs` and `options` should be those of the job. `progress` receives the number of rates done and their total.
+    For a model with targets, `rates` are those of half the sum of the squared errors: gradients of their mean are
+    smaller the more outputs it has. `epochs` and `options` should be those of the job. `progress` receives the number
+    of rates done and their total.
     """
     judge = EngineMeasure(model.quantized, inputs, labels, epochs, options, FOLDS)
     draws = range(FOLDS)

@@ -1,9 +1,9 @@
 """Train less or page more: candidates are planned for the same RAM, and trained on the samples that they are for.
 
 The rule: among candidates whose measured accuracy is within one standard error of the best one's, the one with the most
-accuracy per joule wins. The error is that of the difference, paired over the trainings. This is the one-standard-error rule
-of Breiman et al., Classification and Regression Trees, 1984. Joules are those of the whole job by the board's file, so that
-saved work counts as much as saved pages.
+accuracy per joule wins. The error is that of the difference, paired over the trainings. This is the one-standard-error
+rule of Breiman et al., Classification and Regression Trees, 1984. Joules are those of the whole job by the board's
+file, so that saved work counts as much as saved pages.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def value_schemes(
 ) -> Valuation:
     """Return accuracy and cost of each candidate within `fit`, and the model of the chosen one; deterministic.
 
-    `epochs` and `options` should be those of the job. `progress` receives the number of candidates done and their total. Raises
-    the first candidate's ArenaBudgetError or BoardDeadlineError if none fits.
+    `epochs` and `options` should be those of the job. `progress` receives the number of candidates done and their
+    total. Raises the first candidate's ArenaBudgetError or BoardDeadlineError if none fits.
     """
     judge = EngineMeasure(model.quantized, inputs, labels, epochs, options)
     draws = range(TRAININGS)

@@ -1,4 +1,6 @@
-"""What rematerializations need besides resident tensors: at each stage, the closure of the tensors that are restored there."""
+"""What rematerializations need besides resident tensors: at each stage, the closure of the
+tensors that are restored there.
+"""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -38,7 +40,8 @@ class Closures:
         """Tensor -> stages whose rematerializations read it."""
 
     def find(self, stage: int, roots: Versions) -> tuple[Versions, set[int]] | None:
-        """Return the intermediates that rematerializing `roots` before `stage` needs, and the resident tensors that it reads.
+        """Return the intermediates that rematerializing `roots` before `stage` needs, and the
+        resident tensors that it reads.
 
         None if it is impossible.
         """
@@ -108,7 +111,9 @@ class Closures:
         return closures
 
     def refresh(self, stage: int) -> float:
-        """Find the intermediates of a stage again after its roots or residents have changed; return the additional bytes."""
+        """Find the intermediates of a stage again after its roots or residents have changed;
+        return the additional bytes.
+        """
         found = self.find(stage, self.roots[stage]) if self.roots[stage] else ({}, set())
         if found is None:
             found = (self.intermediates[stage], self.reads[stage])

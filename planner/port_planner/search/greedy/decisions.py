@@ -112,7 +112,9 @@ class Decisions:
         )
 
     def clashes(self, g: int, decision: GapDecision, *, before: bool) -> bool:
-        """Return whether the neighbouring gap has `decision`; POET cannot page out in the stage that rematerializes a tensor."""
+        """Return whether the neighbouring gap has `decision`; POET cannot page out in the stage
+        that rematerializes a tensor.
+        """
         if self.problem.semantics is not Semantics.POET:
             return False
         gap = self.problem.gaps[g]

@@ -14,7 +14,9 @@ Bytes = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shortage:
-    """Bytes above the limit at each stage, and the weight of each byte there; `urgency` None: all have the same weight."""
+    """Bytes above the limit at each stage, and the weight of each byte there; `urgency` None:
+    all have the same weight.
+    """
 
     over: Bytes
     urgency: Bytes | None
@@ -36,7 +38,9 @@ class Shortage:
 
 
 class StageLoad:
-    """Bytes per stage, shape (stages,); `before`: while its rematerializations run, `after`: while its own operators do."""
+    """Bytes per stage, shape (stages,); `before`: while its rematerializations run, `after`:
+    while its own operators do.
+    """
 
     def __init__(self, problem: Problem) -> None:
         """Start with every idle gap kept; gaps after the last use of a tensor hold nothing."""

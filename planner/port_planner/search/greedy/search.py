@@ -1,8 +1,8 @@
 """A valid schedule in a fraction of a second, without a solver: relieve the fullest stages for the least energy.
 
-While memory is short anywhere, the gap that costs the least joules per byte-stage of missing memory is bridged by paging or
-rematerializing. Afterwards, decisions that proved unnecessary or expensive are undone. Rematerializations include their intermediates, so
-that every intermediate state is a consistent schedule.
+While memory is short anywhere, the gap that costs the least joules per byte-stage of missing memory is bridged by
+paging or rematerializing. Afterwards, decisions that proved unnecessary or expensive are undone. Rematerializations
+include their intermediates, so that every intermediate state is a consistent schedule.
 """
 
 import heapq
@@ -21,7 +21,9 @@ from port_planner.search.greedy.search_steps import Additions, SearchStep, Searc
 EMPHASES = (0.5, 1.0, 4.0)
 
 LARGE_STAGES, LARGE_TOLERANCE = 1500, 0.05
-"""Number of stages beyond which a search step is made if it is within this share of the cheapest, because equal blocks tie all the time."""
+"""Number of stages beyond which a search step is made if it is within this share of the cheapest, because
+equal blocks tie all the time.
+"""
 TOLERANCE = 1e-9
 """Relative difference below which only rounding can separate a search step from the cheapest."""
 
@@ -169,8 +171,8 @@ class GreedySearch:
     def _relieve(self) -> bool:
         """Make search steps until nothing exceeds the limit; return False if no remaining search step helps.
 
-        No other search step can remove the bytes of a packed form. If that blocks the search, the largest packings of the fullest stage are
-        undone, enough to free the missing bytes.
+        No other search step can remove the bytes of a packed form. If that blocks the search, the largest packings of
+        the fullest stage are undone, enough to free the missing bytes.
         """
         while not self._continue():
             peaks = self.load.peaks()
@@ -189,7 +191,9 @@ class GreedySearch:
         return self.decisions.packed_bytes(step.choice)
 
     def _packed_at(self, stage: int) -> list[SearchStep]:
-        """Return the search steps whose packed form takes memory at a stage: while it waits, or is packed, unpacked or transferred."""
+        """Return the search steps whose packed form takes memory at a stage: while it waits, or is
+        packed, unpacked or transferred.
+        """
         return [step for step in self.made.values() if stage in self.decisions.packed_stages(step.choice)]
 
     def _continue(self) -> bool:
@@ -257,7 +261,9 @@ class GreedySearch:
             self.load.before[slicing.stage] -= members
 
     def _paged_around(self, tensor: int, stage: int) -> bool:
-        """Page the gaps on both sides of `stage`; return False if a neighbouring use or a rematerialization prevents that."""
+        """Page the gaps on both sides of `stage`; return False if a neighbouring use or a
+        rematerialization prevents that.
+        """
         gaps = self.problem.gaps
         sides = [
             g for g in self.problem.gaps_of[tensor] if stage in (gaps[g].after, gaps[g].before % self.problem.size)
@@ -301,8 +307,8 @@ class GreedySearch:
 def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True, packing: bool = True) -> Greedy:
     """Return a schedule of `problem` within its budgets, found without a solver.
 
-    Rematerializations can lead into a dead end, if their inputs hold what they should free. Paging alone cannot, so it is tried
-    next if both are allowed.
+    Rematerializations can lead into a dead end, if their inputs hold what they should free. Paging alone cannot, so it
+    is tried next if both are allowed.
     """
     found = GreedySearch(problem, paging=paging, recompute=recompute, packing=packing).run()
     if found.schedule is None and paging and recompute:

@@ -45,7 +45,9 @@ class SearchSteps:
         )
 
     def of(self, g: int, *, paging: bool, recompute: bool, packing: bool = True) -> Iterator[SearchStep]:
-        """Yield the search steps for a gap: its tensor is restored when it is used next, or when a rematerialization reads it."""
+        """Yield the search steps for a gap: its tensor is restored when it is used next, or when a
+        rematerialization reads it.
+        """
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
         readers = self.closures.readers(g)
@@ -170,7 +172,9 @@ class SearchSteps:
                 yield SearchStep(choice, joules, packed.seconds, io_seconds, packed.closures)
 
     def _may_be_written(self, g: int, target: int) -> bool:
-        """Return whether the limit of flash writes leaves space for the gap's tensor, or whether it need not be written."""
+        """Return whether the limit of flash writes leaves space for the gap's tensor, or
+        whether it need not be written.
+        """
         limit, nbytes = self.problem.write_limit_bytes, self.problem.tensors[self.problem.gaps[g].tensor].nbytes
         if limit is None or self.problem.limit_bytes(target) is not None:
             return True

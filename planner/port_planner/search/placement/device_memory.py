@@ -1,7 +1,9 @@
-"""Memory of a step whose operators run on several devices: the bytes in each pool, and rows that keep a choice within it.
+"""Memory of a step whose operators run on several devices: the bytes in each pool, and rows
+that keep a choice within it.
 
-A storage is in the memory where it is written, as long as it is used there or must be copied from there. A copy lives from its first reader
-in another memory to its last. A storage that fits into no pool is paged between two uses, or its operators run elsewhere.
+A storage is in the memory where it is written, as long as it is used there or must be copied from there. A copy lives
+from its first reader in another memory to its last. A storage that fits into no pool is paged between two uses, or
+its operators run elsewhere.
 """
 
 import itertools
@@ -25,9 +27,9 @@ _MARGIN = 4e-6
 class HeldStorage:
     """A storage of a step, by the indices of the operators that use it.
 
-    `owner`: the operator whose memory it lies in; None: it lies in memory `home`. `segments`: its readers between two writes, in
-    order. `lasting`: it exists throughout the step, and so do its copies if `copies_last`. `kept`: it exists from its first use
-    to the end. `written`: an operator of the step changes it.
+    `owner`: the operator whose memory it lies in; None: it lies in memory `home`. `segments`: its readers between two
+    writes, in order. `lasting`: it exists throughout the step, and so do its copies if `copies_last`. `kept`: it exists
+    from its first use to the end. `written`: an operator of the step changes it.
     """
 
     nbytes: int
@@ -41,7 +43,9 @@ class HeldStorage:
     written: bool = True
 
     def gaps(self, operators: int) -> "Iterator[IdleSpan]":
-        """Yield the spans in which it may be paged out: between non-adjacent uses, and around the step's end if it lasts."""
+        """Yield the spans in which it may be paged out: between non-adjacent uses, and around
+        the step's end if it lasts.
+        """
         for after, before in itertools.pairwise(self.uses):
             if before > after + 1:
                 yield IdleSpan(after, before)
@@ -51,7 +55,9 @@ class HeldStorage:
 
 @dataclass(frozen=True, slots=True)
 class IdleSpan:
-    """The operators after `after` and before `before`; it wraps around the end of the step if `before` is not after `after`."""
+    """The operators after `after` and before `before`; it wraps around the end of the step if
+    `before` is not after `after`.
+    """
 
     after: int
     before: int
@@ -80,7 +86,9 @@ class PageTarget:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The memories in which devices compute (`memory_of`, one per device), what a step holds there, and their capacities."""
+    """The memories in which devices compute (`memory_of`, one per device), what a step holds
+    there, and their capacities.
+    """
 
     memory_of: tuple[int, ...]
     held: tuple[HeldStorage, ...]
@@ -98,7 +106,9 @@ class DevicePage:
 
 
 def held_of(graph: StepGraph, homes: Mapping[str, int] = {}, *, host: int = 0) -> tuple[HeldStorage, ...]:
-    """Return the storages of a step as devices hold them; `homes`: memories, by key, that already hold lasting storages."""
+    """Return the storages of a step as devices hold them; `homes`: memories, by key, that
+    already hold lasting storages.
+    """
     found = []
     for s, storage in enumerate(graph.storages):
         uses, writers = graph.uses[s], graph.writers[s]
@@ -274,7 +284,9 @@ class MemoryRows:
         self.model.row(f"memory({pool},{i})", terms, -np.inf, (free - int(_MARGIN * free)) / unit - fixed)
 
     def _present(self, h: int, held: HeldStorage, memory: int, i: int) -> tuple[Terms, float]:
-        """Return terms and a constant that bound from below how often a storage is in this memory while operator `i` runs."""
+        """Return terms and a constant that bound from below how often a storage is in this
+        memory while operator `i` runs.
+        """
         home, fixed = self._at_home(held, memory)
         away = [
             (column, -1.0)
@@ -314,7 +326,9 @@ class MemoryRows:
         return bool(later - straddling)
 
     def _need(self, needed: int, held: HeldStorage, memory: int, i: int, less: Terms, fixed: float) -> None:
-        """Make `needed` 1 if a storage in this memory is used there at `i` or later, or is first copied from there then."""
+        """Make `needed` 1 if a storage in this memory is used there at `i` or later, or is
+        first copied from there then.
+        """
         segment = next(segment for segment in held.segments if segment[0] < i <= segment[-1])
         earlier = [r for r in segment if r < i]
         for later in (r for r in segment if r >= i):
@@ -327,8 +341,8 @@ class MemoryRows:
                 self.model.row(f"needed({needed},{later},{other})", row, fixed - 1.0, np.inf)
 
     def _copy_of(self, held: HeldStorage, memory: int, before: Sequence[int], after: Sequence[int], name: str) -> Terms:
-        """Return a column that is 1 if a storage from elsewhere is read in this memory both by a reader in `before` and by one in
-        `after`.
+        """Return a column that is 1 if a storage from elsewhere is read in this memory both by a reader in
+        `before` and by one in `after`.
         """
         home, fixed = self._at_home(held, memory)
         if fixed:

@@ -1,9 +1,10 @@
 """Choose the device of each operator of a step: the cheapest choice by measured seconds, joules and transfers.
 
-A device is anything on which operators were measured: a GPU, a CPU with some number of threads, one cluster of a big.LITTLE CPU. Bits
-differ between devices, so this choice is made only on request; otherwise a step runs on one device. One operator, transfer or page runs at
-a time. Operators that write the same storage run on one device, where the storage is. Storages that exceed a memory (`device_memory`) are
-paged, or their operators run elsewhere. Rows for memory are added where a choice violates them, until it violates none.
+A device is anything on which operators were measured: a GPU, a CPU with some number of threads, one cluster of a
+big.LITTLE CPU. Bits differ between devices, so this choice is made only on request; otherwise a step runs on one
+device. One operator, transfer or page runs at a time. Operators that write the same storage run on one device, where
+the storage is. Storages that exceed a memory (`device_memory`) are paged, or their operators run elsewhere. Rows for
+memory are added where a choice violates them, until it violates none.
 """
 
 import enum
@@ -61,9 +62,9 @@ class DeviceLink:
 class HandedContents:
     """The contents that one operator leaves in a storage, until the next one writes there.
 
-    `writer` None: the contents are on device `source` before the step. A persistent storage begins a step with the contents that the
-    previous step left in it. Contents that no operator writes are where their first reader runs, which then takes the place of the writer.
-    `to_host`: the caller reads them.
+    `writer` None: the contents are on device `source` before the step. A persistent storage begins a step with the
+    contents that the previous step left in it. Contents that no operator writes are where their first reader runs,
+    which then takes the place of the writer. `to_host`: the caller reads them.
     """
 
     nbytes: int
@@ -77,7 +78,8 @@ class HandedContents:
 class DeviceProblem:
     """A step whose operators may run on several devices.
 
-    `costs[i][d]`: cost of operator `i` on device `d`, without static power; None if it cannot run there. `links[d][e]`: from `d` to `e`.
+    `costs[i][d]`: cost of operator `i` on device `d`, without static power; None if it cannot run there.
+    `links[d][e]`: from `d` to `e`.
     """
 
     costs: tuple[tuple[OpCost | None, ...], ...]
@@ -120,7 +122,9 @@ class DeviceChoice:
 
 
 def contents_of(graph: StepGraph, homes: Mapping[str, int] = {}) -> tuple[HandedContents, ...]:
-    """Return what operators of a step pass to each other; `homes`: devices, by key, of contents that the step does not write."""
+    """Return what operators of a step pass to each other; `homes`: devices, by key, of contents
+    that the step does not write.
+    """
     found: list[HandedContents] = []
     for s, storage in enumerate(graph.storages):
         readers: dict[int | None, list[int]] = {w: [] for w in graph.writers[s]}
@@ -220,7 +224,8 @@ def on_one_device(
 def choose_devices(
     problem: DeviceProblem, goal: Goal = Goal.JOULES, time_limit_s: float = 30.0, *, within: DeviceChoice | None = None
 ) -> DeviceChoice:
-    """Return the choice with the least joules (seconds) whose seconds (joules) are at most those of the best device, or `within`.
+    """Return the choice with the least joules (seconds) whose seconds (joules) are at most those of the
+    best device, or `within`.
 
     So neither ever exceeds the best device's, whose choice is returned if nothing better is found in time. Every choice
     fits the memories. Raises DeviceChoiceError if the tables do not match, if some operator runs on no device, or if no
@@ -260,7 +265,9 @@ def _tight(problem: DeviceProblem, choice: DeviceChoice) -> frozenset[tuple[int,
 
 
 def _search(problem: DeviceProblem, goal: Goal, single: DeviceChoice | None, end: float) -> DeviceChoice | None:
-    """Return the best choice within the memories found until `end` (CPU time of this process); None if there is none."""
+    """Return the best choice within the memories found until `end` (CPU time of this
+    process); None if there is none.
+    """
     tight, start = frozenset[tuple[int, int]](), single
     while True:
         model, place, rows = _model(problem, goal, single, tight)
@@ -296,7 +303,9 @@ def _verify(problem: DeviceProblem) -> None:
 def _model(
     problem: DeviceProblem, goal: Goal, single: DeviceChoice | None, tight: frozenset[tuple[int, int]]
 ) -> tuple[LinearModel, list[dict[int, int]], MemoryRows | None]:
-    """Return the model, the columns `d(i,e)` (operator `i` runs on device `e`), and the memory rows at `tight` operators."""
+    """Return the model, the columns `d(i,e)` (operator `i` runs on device `e`), and the memory
+    rows at `tight` operators.
+    """
     scales = {g: 1.0 if single is None else single.amount(g) or 1.0 for g in Goal}
     model = LinearModel()
     taken: dict[Goal, list[tuple[int, float]]] = {g: [] for g in Goal}

@@ -1,4 +1,6 @@
-"""`port-agent finetune --submit --federated`: three real agents average adapters; one is killed in mid-round, and the one that leads."""
+"""`port-agent finetune --submit --federated`: three real agents average adapters; one is killed in
+mid-round, and the one that leads.
+"""
 
 import subprocess
 import sys

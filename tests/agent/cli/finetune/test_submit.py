@@ -1,4 +1,6 @@
-"""`port-agent finetune --submit`: a real daemon starts, ends and goes on with a fine-tuning, to the bits of one left alone."""
+"""`port-agent finetune --submit`: a real daemon starts, ends and goes on with a fine-tuning, to
+the bits of one left alone.
+"""
 
 import contextlib
 import subprocess

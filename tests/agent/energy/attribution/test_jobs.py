@@ -1,4 +1,6 @@
-"""Jobs at work at the same time share what is drawn by their CPU time, and the parts add up to the whole on any timeline."""
+"""Jobs at work at the same time share what is drawn by their CPU time, and the parts add up to
+the whole on any timeline.
+"""
 
 import pytest
 from hypothesis import given, settings

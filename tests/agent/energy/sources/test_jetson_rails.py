@@ -11,7 +11,9 @@ RAILS = {
     "Orin Nano": ("VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC"),
     "Thor": ("VIN", "VDD_GPU", "VDD_CPU_SOC_MSS", "VIN_SYS_5V0"),
 }
-"""Rails as boards name them (NVIDIA's developer guides; Thor: jetson_stats, issue 711), the board's input first, the GPU's second."""
+"""Rails as boards name them (NVIDIA's developer guides; Thor: jetson_stats, issue 711), the board's
+input first, the GPU's second.
+"""
 
 
 @pytest.mark.parametrize("board", RAILS)

@@ -1,4 +1,6 @@
-"""What NVIDIA cards draw, from recorded outputs; a card that sleeps is not asked, and processor and cards are added up."""
+"""What NVIDIA cards draw, from recorded outputs; a card that sleeps is not asked, and
+processor and cards are added up.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""Micro-batches that run layer by layer leave the gradients of those that run one by one, read weights once, or are refused by name."""
+"""Micro-batches that run layer by layer leave the gradients of those that run one by one, read weights
+once, or are refused by name.
+"""
 
 import copy
 from pathlib import Path
@@ -101,7 +103,9 @@ def test_a_head_on_some_rows_at_a_time() -> None:
 def test_within_a_budget_a_part_of_the_bytes_moves(
     width: int, layers: int, count: int, tensors: str, share: int, tmp_path: Path
 ) -> None:
-    """The more batches a model runs, and the larger it is, the smaller the part: a quarter of the bytes of eight of each."""
+    """The more batches a model runs, and the larger it is, the smaller the part: a quarter of
+    the bytes of eight of each.
+    """
     model = model_of("llama", adapted=False, width=width, num_hidden_layers=layers)
     other = copy.deepcopy(model)
     batches = [(tokens[:1, :16], labels[:1, :16]) for tokens, labels in batches_of(1) * count]

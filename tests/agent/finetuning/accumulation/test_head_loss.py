@@ -250,7 +250,9 @@ def test_rows_begin_at_the_bucket_of_the_first_learned_token(
 def test_blocks_of_logits_are_even_and_none_has_too_few_rows(
     rows: int, vocabulary: int, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With 256 rows of TinyLlama's 32,000 tokens the last block was twice as large as the others: 22 MiB more at the peak."""
+    """With 256 rows of TinyLlama's 32,000 tokens the last block was twice as large as the
+    others: 22 MiB more at the peak.
+    """
     monkeypatch.setattr(head_loss, "_BLOCK_BYTES", 16 * 1000 * 4)
     blocks = list(head_loss.row_blocks(rows, vocabulary))
     sizes = [stop - start for start, stop in blocks]

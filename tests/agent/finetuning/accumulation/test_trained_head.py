@@ -1,4 +1,6 @@
-"""A trained head runs for all micro-batches together: the gradients of one by one, its weight read once, and else it is left as it was."""
+"""A trained head runs for all micro-batches together: the gradients of one by one, its weight read once, and
+else it is left as it was.
+"""
 
 import copy
 from pathlib import Path

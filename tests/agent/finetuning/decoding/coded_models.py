@@ -20,7 +20,9 @@ Packed = tuple[dict[str, torch.Tensor], torch.Tensor]
 
 
 def _words(codes: torch.Tensor, bits: int, places: tuple[int, ...]) -> torch.Tensor:
-    """Return codes of [n, m] as words of 32 bits, [n, m / codes in a word]; `places`: of neighbouring codes in a word."""
+    """Return codes of [n, m] as words of 32 bits, [n, m / codes in a word]; `places`: of
+    neighbouring codes in a word.
+    """
     words = torch.zeros(codes.shape[0], codes.shape[1] // len(places), dtype=torch.int64)
     for column in range(codes.shape[1]):
         words[:, column // len(places)] |= codes[:, column] << bits * places[column % len(places)]
@@ -32,7 +34,10 @@ def _in_order(bits: int) -> tuple[int, ...]:
 
 
 def gptq_layer(outputs: int, inputs: int, bits: int = 4, *, offset: int = 1, in_order: bool = True) -> Packed:
-    """Return a layer of GPTQ. `offset`: what the format takes off the zeros; `in_order`: whether groups are neighbours."""
+    """Return a layer of GPTQ.
+
+    `offset`: what the format takes off the zeros; `in_order`: whether groups are neighbours.
+    """
     groups = torch.arange(inputs) // GROUP if in_order else torch.randperm(inputs) // GROUP
     codes = torch.randint(0, 1 << bits, (outputs, inputs))
     zeros = torch.randint(1, 1 << bits, (inputs // GROUP, outputs))

@@ -1,4 +1,6 @@
-"""A quantized directory becomes a model directory of floats that transformers loads, and that trains on its own codes."""
+"""A quantized directory becomes a model directory of floats that transformers loads, and
+that trains on its own codes.
+"""
 
 import functools
 import json

@@ -1,4 +1,6 @@
-"""What is read from a GGUF file is the model that was written to it, or what gguf's own decoder reads; else it is refused."""
+"""What is read from a GGUF file is the model that was written to it, or what gguf's own decoder
+reads; else it is refused.
+"""
 
 from pathlib import Path
 from typing import Any

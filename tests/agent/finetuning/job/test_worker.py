@@ -1,4 +1,6 @@
-"""A fine-tuning's worker process: it pauses, leaves and is killed at random instants, and ends with the bits of a run left alone."""
+"""A fine-tuning's worker process: it pauses, leaves and is killed at random instants, and ends with the
+bits of a run left alone.
+"""
 
 import random
 import signal

@@ -1,4 +1,6 @@
-"""A base on a grid is computed once, found again, made anew where the model changed, and refused by name where it cannot be."""
+"""A base on a grid is computed once, found again, made anew where the model changed, and refused
+by name where it cannot be.
+"""
 
 import os
 from pathlib import Path

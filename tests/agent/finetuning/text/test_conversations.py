@@ -1,4 +1,6 @@
-"""What an assistant is asked with and what it answers, whatever the tokenizer's template does to what was said before."""
+"""What an assistant is asked with and what it answers, whatever the tokenizer's template
+does to what was said before.
+"""
 
 import datetime
 import itertools

@@ -1,4 +1,6 @@
-"""Every shape that people's entries have is read as what it says, and what has two shapes or none is refused with the reason."""
+"""Every shape that people's entries have is read as what it says, and what has two shapes or none
+is refused with the reason.
+"""
 
 from typing import Any
 

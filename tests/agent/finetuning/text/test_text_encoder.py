@@ -1,4 +1,6 @@
-"""What is trained on is the tokenizer's output on the whole text, of every kind of tokenizer, and what is learned is cut from it by characters."""
+"""What is trained on is the tokenizer's output on the whole text, of every kind of tokenizer, and what is learned is
+cut from it by characters.
+"""
 
 import random
 from collections.abc import Iterator

@@ -20,7 +20,9 @@ def storages(count: int) -> tuple[Sequence[Storage], list[torch.Tensor]]:
 
 
 def recorded() -> StepRecording:
-    """Record a forward pass that makes an activation and a gradient, and an update: storages in the order of their use."""
+    """Record a forward pass that makes an activation and a gradient, and an update: storages
+    in the order of their use.
+    """
     (weight, activation, gradient, before), _alive = storages(4)
     recording = StepRecording((FORWARD, UPDATE))
     recording.ended(before)

@@ -36,7 +36,9 @@ def test_training_within_a_budget_leaves_the_bits_of_training_without() -> None:
 
 
 def test_memory_that_came_back_is_given_to_others_after_every_stream_of_the_program() -> None:
-    """What a program recorded on the memory before it left, and the stream that it was asked for on, count for what came back, too."""
+    """What a program recorded on the memory before it left, and the stream that it was asked for on,
+    count for what came back, too.
+    """
     facts, _ = _said("streams_share_memory")
     assert facts == {bounds: [True, 0, True] for bounds in ("operands", "half", "process")}
 
@@ -87,7 +89,9 @@ def test_memory_that_cannot_be_bounded_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("left_out", MUTATIONS)
 def test_each_wait_copy_and_note_that_is_left_out_is_noticed(left_out: str) -> None:
-    """By other bits, by an order that the card says was violated, by its sums, or by the end of who uses memory that is not held."""
+    """By other bits, by an order that the card says was violated, by its sums, or by the end of who
+    uses memory that is not held.
+    """
     done = run_forked("tests.card_programs", "mutated", left_out)
     assert done.returncode in (0, -signal.SIGSEGV), done.stderr
     assert done.returncode or json.loads(done.stdout)["noticed"] or "written by something other" in done.stderr, (

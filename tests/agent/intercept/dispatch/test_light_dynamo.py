@@ -34,7 +34,9 @@ COMPILES = {
 
 
 def test_a_plain_step_does_not_load_it_and_neither_does_asking_whether_a_model_was_compiled(tmp_path: Path) -> None:
-    """accelerate asks so for transformers' `save_pretrained`: 40 MiB came at the end of a fine-tuning, past its budget."""
+    """accelerate asks so for transformers' `save_pretrained`: 40 MiB came at the end of a
+    fine-tuning, past its budget.
+    """
     (tmp_path / "train.py").write_text(
         STEP
         + """

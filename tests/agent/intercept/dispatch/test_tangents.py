@@ -1,4 +1,6 @@
-"""Tangents of operators whose formulas ask for a dispatch mode are refused by name; all else in forward mode is as in plain PyTorch."""
+"""Tangents of operators whose formulas ask for a dispatch mode are refused by name; all else in forward
+mode is as in plain PyTorch.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

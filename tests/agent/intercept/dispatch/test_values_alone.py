@@ -1,4 +1,6 @@
-"""Singular values and eigenvalues that nobody differentiates have the bits of plain PyTorch, which computes no vectors for them."""
+"""Singular values and eigenvalues that nobody differentiates have the bits of plain PyTorch, which
+computes no vectors for them.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -34,7 +34,9 @@ status, usage = os.wait4(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0)[1
 print(usage.ru_maxrss)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
-"""Runs a program and prints the kernel's figure in KiB; from a small process, whose own memory counts in it before exec."""
+"""Runs a program and prints the kernel's figure in KiB; from a small process, whose own memory
+counts in it before exec.
+"""
 
 
 def test_trains_to_the_same_losses(tmp_path: Path) -> None:

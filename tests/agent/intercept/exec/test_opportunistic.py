@@ -44,7 +44,9 @@ for _ in range(rounds):
     sys.stdin.readline()
 print(sum(p.sum().item() for p in model.parameters()).hex())
 """
-"""At a width of 3,000 70 MiB of weights, gradients and state; asks for a line after each round, so that a test keeps step with it."""
+"""At a width of 3,000 70 MiB of weights, gradients and state; asks for a line after each round, so that
+a test keeps step with it.
+"""
 
 
 def until(condition: Callable[[], Any], explain: Callable[[], object] = lambda: "waited in vain") -> Any:

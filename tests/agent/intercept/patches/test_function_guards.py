@@ -1,5 +1,5 @@
-"""Autograd functions of a program: the budget of a GPU wraps their calls and leaves them as they were; a GPU's tensors in
-`test_pointer_guards`.
+"""Autograd functions of a program: the budget of a GPU wraps their calls and leaves them as they were; a GPU's tensors
+in `test_pointer_guards`.
 """
 
 from typing import Any

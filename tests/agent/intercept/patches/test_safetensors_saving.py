@@ -1,4 +1,6 @@
-"""Files that `save_file` writes under a budget: the library's bytes, whatever the tensors, and its other ways untouched."""
+"""Files that `save_file` writes under a budget: the library's bytes, whatever the tensors, and
+its other ways untouched.
+"""
 
 from pathlib import Path
 

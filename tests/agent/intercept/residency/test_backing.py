@@ -1,4 +1,6 @@
-"""The residency over either way to keep what is away: what it believes decides over guarded memory's time, never its bytes."""
+"""The residency over either way to keep what is away: what it believes decides over guarded
+memory's time, never its bytes.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""accelerate: accumulation, bf16, two data loaders, gathered metrics, its own checkpoint, resumed; argument: its folder."""
+"""accelerate: accumulation, bf16, two data loaders, gathered metrics, its own checkpoint,
+resumed; argument: its folder.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The training loop of diffusers' unconditional example: a UNet, a noise schedule, EMA, accelerate; argument: its folder."""
+"""The training loop of diffusers' unconditional example: a UNet, a noise schedule, EMA,
+accelerate; argument: its folder.
+"""
 
 import sys
 from pathlib import Path

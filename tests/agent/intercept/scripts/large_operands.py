@@ -1,4 +1,6 @@
-"""A random program whose tensors are larger than its budget: `python large_operands.py SEED` prints a checksum of all it saw."""
+"""A random program whose tensors are larger than its budget: `python large_operands.py SEED` prints
+a checksum of all it saw.
+"""
 
 import random
 import sys

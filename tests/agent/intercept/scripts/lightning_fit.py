@@ -1,4 +1,6 @@
-"""Lightning: a module with manual-free training, validation, clipping, accumulation and checkpoints; argument: its folder."""
+"""Lightning: a module with manual-free training, validation, clipping, accumulation and
+checkpoints; argument: its folder.
+"""
 
 import logging
 import sys

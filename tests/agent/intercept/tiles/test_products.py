@@ -1,4 +1,6 @@
-"""Products with a mapped weight in blocks: the bits of the whole, a block of it resident, and the whole where bits differ."""
+"""Products with a mapped weight in blocks: the bits of the whole, a block of it resident, and
+the whole where bits differ.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""The same bits on every emulated core as in the process, over a real pty; fast here, all cores and 1,000 steps in `long`."""
+"""The same bits on every emulated core as in the process, over a real pty; fast here, all cores
+and 1,000 steps in `long`.
+"""
 
 import os
 from collections.abc import Callable

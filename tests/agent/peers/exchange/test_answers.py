@@ -1,4 +1,6 @@
-"""What can be asked: names that go over the wire, waits that grow with the solver's time, and no TLS before a device is paired."""
+"""What can be asked: names that go over the wire, waits that grow with the solver's time, and no TLS
+before a device is paired.
+"""
 
 import subprocess
 import sys

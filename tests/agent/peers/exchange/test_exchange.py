@@ -255,7 +255,9 @@ def test_who_asks_without_end_is_answered_so_often_and_no_more(tmp_path: Path, m
 
 @pytest.mark.slow
 def test_any_order_of_messages_is_taken_or_refused_and_nothing_grows(tmp_path: Path) -> None:
-    """What messages say may be anything that decodes: `tests/agent/peers/connection/test_messages.py` fuzzes their bytes."""
+    """What messages say may be anything that decodes:
+    `tests/agent/peers/connection/test_messages.py` fuzzes their bytes.
+    """
     random_ = random.Random(23)
 
     def message() -> PeerMessage:

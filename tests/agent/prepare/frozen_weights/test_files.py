@@ -1,4 +1,6 @@
-"""A bundle leaves frozen weights in the safetensors file they were loaded from; a file that changed is refused by name."""
+"""A bundle leaves frozen weights in the safetensors file they were loaded from; a file that
+changed is refused by name.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -73,7 +73,9 @@ def captured(dtype: torch.dtype = torch.float32) -> CapturedJob:
 
 
 class Tabled(nn.Module):
-    """Frozen layers in 32 bits whose numbers come from 16 bits, as of a model loaded with `dtype=float32`, and an adapter."""
+    """Frozen layers in 32 bits whose numbers come from 16 bits, as of a model loaded with
+    `dtype=float32`, and an adapter.
+    """
 
     def __init__(self, short: torch.dtype) -> None:
         super().__init__()

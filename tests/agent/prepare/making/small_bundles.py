@@ -76,7 +76,9 @@ def small_made(
     planner: PlanFunction | None = None,
     **asked: Any,
 ) -> BundleReport:
-    """Make a bundle of a job on a device, with these costs of the main graph's operators, where others are given than the table's."""
+    """Make a bundle of a job on a device, with these costs of the main graph's operators, where others
+    are given than the table's.
+    """
     tables = [costs_of(graph) for graph in captured.graphs.values()]
     main, *further = (table.ops for table in tables)
     measured = MeasuredCosts((main if ops is None else ops, *further), 0, 0)

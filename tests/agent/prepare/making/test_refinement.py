@@ -42,7 +42,10 @@ def test_what_ran_as_planned_runs_no_more_and_where_steps_are_slow_the_first_tri
 def test_the_first_trial_does_not_run_all_shapes_and_tells_what_packing_takes_in_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last one runs them all. Of a shape that was not run, the next larger one's tensors tell, as far as they are no smaller."""
+    """The last one runs them all.
+
+    Of a shape that was not run, the next larger one's tensors tell, as far as they are no smaller.
+    """
     layers = [layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.ReLU())]
     model = nn.Sequential(*layers, nn.Linear(256, 10))
     data = [torch.randn(4096, 256), torch.randint(0, 10, (4096,))]

@@ -21,7 +21,9 @@ from tests.planner.steps import costs_of
 def test_the_first_plan_costs_no_more_than_those_for_smaller_budgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplanned: int
 ) -> None:
-    """Each of them is a plan for the whole budget, too: one that takes in its trial what was planned is the first then."""
+    """Each of them is a plan for the whole budget, too: one that takes in its trial what was
+    planned is the first then.
+    """
     captured = deep()
     costs = costs_of(captured.graphs["step"])
     budget = int(0.8 * lower(captured.graphs["step"], costs, Plan()).peak_bytes)

@@ -1,4 +1,6 @@
-"""Operators in tiles are compared within the budget: the same findings as with all the memory there is, and no more than it says."""
+"""Operators in tiles are compared within the budget: the same findings as with all the memory there is,
+and no more than it says.
+"""
 
 import subprocess
 import sys
@@ -20,7 +22,9 @@ pytestmark = pytest.mark.process
 
 BUDGET = 360 << 20
 ROWS, WIDTH, ACTIVATIONS = 16384, 256, 5
-"""An activation takes 16 MiB, and the backward pass wants twelve of them; both the whole's and the tiles' are there in the end."""
+"""An activation takes 16 MiB, and the backward pass wants twelve of them; both the whole's and the
+tiles' are there in the end.
+"""
 
 PEAK = (
     "import sys; from pathlib import Path; from port_agent.prepare.measurement.comparing import compare;"

@@ -1,4 +1,6 @@
-"""The bench keeps its process for as long as it is entered, starts a bare one where memory is looked at, and says how one ended."""
+"""The bench keeps its process for as long as it is entered, starts a bare one where memory is looked
+at, and says how one ended.
+"""
 
 import os
 import signal

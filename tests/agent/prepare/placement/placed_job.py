@@ -1,4 +1,6 @@
-"""A small job with a short last batch and evaluation, and made-up tables of what its operators take on a CPU and on the simulated device."""
+"""A small job with a short last batch and evaluation, and made-up tables of what its operators take on a CPU
+and on the simulated device.
+"""
 
 from dataclasses import replace
 
@@ -29,7 +31,9 @@ def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def captured_job(accumulate: int = 1, further: int = 0) -> CapturedJob:
-    """Return the job on the CPU, recorded and followed until every kind of step was seen; `further`: so many samples of another shape, too."""
+    """Return the job on the CPU, recorded and followed until every kind of step was seen; `further`: so many
+    samples of another shape, too.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 6, 3, padding=1),
@@ -58,7 +62,9 @@ def _cost(graph: StepGraph, i: int, *, device: bool) -> OpCost:
 
 
 def tables(captured: CapturedJob, absent: tuple[str, ...] = ()) -> tuple[MeasuredCosts, MeasuredCosts]:
-    """Return what operators take: products on the CPU a millisecond, updates less on the device, all else there more; `absent`: names that the device lacks."""
+    """Return what operators take: products on the CPU a millisecond, updates less on the device, all else there more;
+    `absent`: names that the device lacks.
+    """
     on_cpu, on_device = (
         MeasuredCosts(
             tuple(tuple(_cost(g, i, device=device) for i in range(len(g.ops))) for g in captured.graphs.values()), 0, 0

@@ -1,4 +1,6 @@
-"""What a device draws is the difference that a meter shows between it at work and at rest; a meter that does not see it is not asked."""
+"""What a device draws is the difference that a meter shows between it at work and at rest; a meter that
+does not see it is not asked.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,6 @@
-"""Operators are divided within both memories: what is planned of the choice keeps to them, and is no slower than one device alone within them."""
+"""Operators are divided within both memories: what is planned of the choice keeps to them, and is no slower than one
+device alone within them.
+"""
 
 from dataclasses import replace
 

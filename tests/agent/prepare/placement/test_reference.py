@@ -1,4 +1,6 @@
-"""The reference of a placed job is checked before it is believed: one by one on one device, its operators are plain PyTorch."""
+"""The reference of a placed job is checked before it is believed: one by one on one device, its
+operators are plain PyTorch.
+"""
 
 import itertools
 from dataclasses import replace

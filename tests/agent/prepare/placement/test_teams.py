@@ -1,4 +1,6 @@
-"""Operators go to the team of threads that the tables say takes least energy, and the bundle trains with their numbers each time."""
+"""Operators go to the team of threads that the tables say takes least energy, and the bundle trains
+with their numbers each time.
+"""
 
 import os
 from dataclasses import replace
@@ -37,8 +39,10 @@ SUMMED = ("mm", "addmm", "sum")
 
 
 class Shift(nn.Module):
-    """Adds one number, whose gradient is the sum of all elements of its output's: two threads add those in another order than one on every
-    processor, which products and sums over rows do only on some. It begins at zero, so that the update keeps the gradient's last bits."""
+    """Adds one number, whose gradient is the sum of all elements of its output's: two threads add those in another
+    order than one on every processor, which products and sums over rows do only on some. It begins at zero, so that the
+    update keeps the gradient's last bits.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +66,9 @@ def captured() -> CapturedJob:
 
 
 def tables(captured: CapturedJob) -> tuple[MeasuredCosts, MeasuredCosts]:
-    """Return what operators take with one thread and with two: sums and products a third of the time with two, all else a little longer."""
+    """Return what operators take with one thread and with two: sums and products a third of the time with two,
+    all else a little longer.
+    """
     found = []
     for watts, share, other in zip(WATTS, (1.0, 1 / 3), (1.0, 1.1), strict=True):
         rows = []

@@ -1,4 +1,6 @@
-"""Gradients of convolutions in halves: what differs left whole and named, costs measured anew; single pixels as products."""
+"""Gradients of convolutions in halves: what differs left whole and named, costs measured anew;
+single pixels as products.
+"""
 
 from dataclasses import replace
 from typing import Any

@@ -40,7 +40,9 @@ async def program_of(live: Live, **said: object) -> AsyncIterator[ObedientProgra
 
 
 async def until_heard(live: Live, program: ObedientProgram, *kinds: type) -> None:
-    """Wait until a program has heard exactly these commands; a pause before another command only if it is one of them."""
+    """Wait until a program has heard exactly these commands; a pause before another command
+    only if it is one of them.
+    """
 
     def heard() -> list[type]:
         return [type(one) for one in program.heard if PauseTraining in kinds or not isinstance(one, PauseTraining)]

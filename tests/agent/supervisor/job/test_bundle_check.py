@@ -1,4 +1,6 @@
-"""A bundle that is submitted is read whole: what is damaged anywhere is refused then, not in the night in which it trains."""
+"""A bundle that is submitted is read whole: what is damaged anywhere is refused then, not in the
+night in which it trains.
+"""
 
 from pathlib import Path
 

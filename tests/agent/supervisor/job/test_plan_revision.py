@@ -1,4 +1,6 @@
-"""Plans made again beside a real worker: only for other proportions, only while training is allowed, and taken up where worth it."""
+"""Plans made again beside a real worker: only for other proportions, only while training is allowed,
+and taken up where worth it.
+"""
 
 from pathlib import Path
 

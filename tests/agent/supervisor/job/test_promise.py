@@ -95,7 +95,9 @@ def test_flash_that_is_spent_before_the_day_is_over_makes_a_job_longer() -> None
 
 @dataclass(frozen=True)
 class Habit:
-    """When somebody's device is plugged in and left alone: from an evening hour to a morning hour, some evenings not."""
+    """When somebody's device is plugged in and left alone: from an evening hour to a
+    morning hour, some evenings not.
+    """
 
     evening_h: float
     morning_h: float

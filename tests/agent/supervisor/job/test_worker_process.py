@@ -1,4 +1,6 @@
-"""One worker process, with programs that obey, lie, babble or do nothing: patience, signals, and how its end is told."""
+"""One worker process, with programs that obey, lie, babble or do nothing: patience,
+signals, and how its end is told.
+"""
 
 import asyncio
 import json

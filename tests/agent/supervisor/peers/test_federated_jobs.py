@@ -1,4 +1,6 @@
-"""What a device does for the leader of a federation: what comes twice, damaged, too large or of another; restarts; the policy."""
+"""What a device does for the leader of a federation: what comes twice, damaged, too large or of
+another; restarts; the policy.
+"""
 
 import asyncio
 import hashlib

@@ -1,4 +1,6 @@
-"""An introducer: n - 1 codes make n devices trust each other, as each owner chose; whom it names no more is trusted no more."""
+"""An introducer: n - 1 codes make n devices trust each other, as each owner chose; whom it names
+no more is trusted no more.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable

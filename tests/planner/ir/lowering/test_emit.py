@@ -1,4 +1,6 @@
-"""Instructions and their time, by hand: reads ask early, writes go on behind, and what a step leaves the next waits for."""
+"""Instructions and their time, by hand: reads ask early, writes go on behind, and what a step
+leaves the next waits for.
+"""
 
 from dataclasses import replace
 

@@ -1,4 +1,6 @@
-"""A plan for tensors that are denser or sparser than they were measured: within its budget, and different only where that pays."""
+"""A plan for tensors that are denser or sparser than they were measured: within its budget, and
+different only where that pays.
+"""
 
 from dataclasses import replace
 

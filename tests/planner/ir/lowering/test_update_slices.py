@@ -128,7 +128,9 @@ FORMS = {"whole": (4096,), "one number": (1,)}
 
 
 def calls(name: str) -> Iterator[tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]]:
-    """Yield calls of an operator with tensors of both forms, as places in FORMS, and with numbers that choose a formula."""
+    """Yield calls of an operator with tensors of both forms, as places in FORMS, and with
+    numbers that choose a formula.
+    """
     function: Any = resolve(name)
     parameters = function._schema.arguments
     tensors = [p.name for p in parameters if isinstance(p.type, torch.TensorType) and not p.is_out]

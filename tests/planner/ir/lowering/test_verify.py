@@ -1,4 +1,6 @@
-"""The verifier refuses programs from which an instruction is missing, or stands in the wrong place; the lowering makes none of those."""
+"""The verifier refuses programs from which an instruction is missing, or stands in the wrong place; the
+lowering makes none of those.
+"""
 
 import functools
 import importlib.util
@@ -38,7 +40,9 @@ def test_programs_of_random_plans_are_in_order() -> None:
 
 
 NOT_ALWAYS = (Code.RUN, Code.RERUN, Code.FREE, Code.PACK, Code.UNPACK)
-"""Without one of these contents may be old or there for too long, which is not followed, and what is not packed is read whole."""
+"""Without one of these contents may be old or there for too long, which is not followed, and what is
+not packed is read whole.
+"""
 
 
 @pytest.mark.slow

@@ -16,9 +16,10 @@ def chain(
 ) -> Problem:
     """Return six stages of a second and a joule: input -> hidden -> output forward, output <- hidden backward.
 
-    The input (10 B) is used at 0, 1 and 5 and cannot be computed again; the hidden tensor (20 B) is born at 1 and used at
-    2 and 4; the output (40 B) lives from 2 to 3; the weight (80 B, persistent) is read at 1 and written at 4. Its gaps
-    are, in this order: input 1-5, hidden 2-4, the hidden's and output's dead ones, weight 1-4 and 4-7 (around the end).
+    The input (10 B) is used at 0, 1 and 5 and cannot be computed again; the hidden tensor (20 B) is born at 1
+    and used at 2 and 4; the output (40 B) lives from 2 to 3; the weight (80 B, persistent) is read at 1 and
+    written at 4. Its gaps are, in this order: input 1-5, hidden 2-4, the hidden's and output's dead ones,
+    weight 1-4 and 4-7 (around the end).
     """
     of_hidden = Rematerialization(1.0, 1.0, ((INPUT, 0),), workspace_bytes=2)
     of_output = Rematerialization(1.0, 1.0, ((HIDDEN, 0),))

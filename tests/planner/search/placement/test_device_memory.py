@@ -1,4 +1,6 @@
-"""Memories bound the choice of devices: what is found is what trying every placement and every page finds, and holds what is counted."""
+"""Memories bound the choice of devices: what is found is what trying every placement and every page finds,
+and holds what is counted.
+"""
 
 import itertools
 import random

@@ -57,9 +57,15 @@ def run(kind: str, folder: Path) -> None:
     torch.set_num_threads(1)
     plain, out = kind == "plain", folder / f"out-{kind}"
     options = FinetuneOptions(
-        str(folder / ("float32" if plain else "bfloat16")), (str(folder / "data.jsonl"),), str(out), overwrite=True,
-        sequence_tokens=TOKENS, updates=UPDATES, held_out=0.0, compute=None if plain else Compute(kind),
-    )  # fmt: skip
+        str(folder / ("float32" if plain else "bfloat16")),
+        (str(folder / "data.jsonl"),),
+        str(out),
+        overwrite=True,
+        sequence_tokens=TOKENS,
+        updates=UPDATES,
+        held_out=0.0,
+        compute=None if plain else Compute(kind),
+    )
     losses, ends = list[str](), list[float]()
 
     def report(update: Any) -> None:

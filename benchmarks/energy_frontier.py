@@ -94,9 +94,19 @@ def rows_of(
     def row(strategy: str, result: PlanResult) -> Row:
         plan = result.plan
         return Row(
-            name, board, percent, strategy, result.outcome.name.lower(), plan.overhead_joules if plan else None,
-            whole.joules, plan.seconds if plan else None, whole.seconds, result.bound_joules, result.gap, result.seconds,
-        )  # fmt: skip
+            name,
+            board,
+            percent,
+            strategy,
+            result.outcome.name.lower(),
+            plan.overhead_joules if plan else None,
+            whole.joules,
+            plan.seconds if plan else None,
+            whole.seconds,
+            result.bound_joules,
+            result.gap,
+            result.seconds,
+        )
 
     for strategy in strategies:
         if strategy != OURS:
@@ -114,9 +124,17 @@ def rows_of(
 def show(rows: Sequence[Row], strategies: Sequence[str], console: Console) -> None:
     """Print one line per model, board and budget: overhead in percent of the step's energy, by strategy."""
     table = Table(
-        "model", "board (estimated)", "budget", *strategies, "alone", "bound", "fine bound", "gap", "CPU s",
+        "model",
+        "board (estimated)",
+        "budget",
+        *strategies,
+        "alone",
+        "bound",
+        "fine bound",
+        "gap",
+        "CPU s",
         title="energy overhead, % of keeping all",
-    )  # fmt: skip
+    )
     keys = list(dict.fromkeys((r.model, r.board, r.budget_percent) for r in rows))
     for key in keys:
         found = {r.strategy: r for r in rows if (r.model, r.board, r.budget_percent) == key}
@@ -195,9 +213,16 @@ def measure(name: str, percents: Sequence[int], folder: Path, limit_s: float) ->
 def show_measured(rows: Sequence[Measurement], console: Console) -> None:
     """Print planned against measured seconds."""
     table = Table(
-        "model", "budget", "step planned s", "measured s", "off by", "compute planned s", "CPU s", "off by",
+        "model",
+        "budget",
+        "step planned s",
+        "measured s",
+        "off by",
+        "compute planned s",
+        "CPU s",
+        "off by",
         title="planned and measured step on this machine, flash at 45/25 MB/s",
-    )  # fmt: skip
+    )
     for r in rows:
         table.add_row(
             r.model,

@@ -98,9 +98,18 @@ def measure(model: str, folder: Path, steps: int, share: float, small: bool) -> 
     plan = bundle.plans[0][bundle.manifest.graphs[0]]
     count = {a: sum(d.action is a for d in plan.decisions) for a in Action}
     return Row(
-        model, optimizer, captured_s, plan_s, len(msgpack.packb(pack_plan(plan))), count[Action.PAGE],
-        count[Action.RECOMPUTE], run.planned_peak_bytes / 2**20, run.peak_bytes / 2**20, share, equal,
-    )  # fmt: skip
+        model,
+        optimizer,
+        captured_s,
+        plan_s,
+        len(msgpack.packb(pack_plan(plan))),
+        count[Action.PAGE],
+        count[Action.RECOMPUTE],
+        run.planned_peak_bytes / 2**20,
+        run.peak_bytes / 2**20,
+        share,
+        equal,
+    )
 
 
 def show(rows: list[Row]) -> None:
@@ -113,9 +122,18 @@ def show(rows: list[Row]) -> None:
         table.add_column(column, justify="right")
     for r in rows:
         table.add_row(
-            r.model, r.optimizer, f"{r.capture_profile_s:.0f}", f"{r.plan_s:.0f}", str(r.plan_bytes), str(r.paged),
-            str(r.recomputed), f"{r.share:.1f}", f"{r.planned_mib:.0f}", f"{r.measured_mib:.0f}", "yes" if r.equal else "NO",
-        )  # fmt: skip
+            r.model,
+            r.optimizer,
+            f"{r.capture_profile_s:.0f}",
+            f"{r.plan_s:.0f}",
+            str(r.plan_bytes),
+            str(r.paged),
+            str(r.recomputed),
+            f"{r.share:.1f}",
+            f"{r.planned_mib:.0f}",
+            f"{r.measured_mib:.0f}",
+            "yes" if r.equal else "NO",
+        )
     table_console(120).print(table)
 
 

@@ -88,9 +88,19 @@ def _row(model: str, ram_mib: int, way: str, run: dict[str, Any], plain: dict[st
     report = run["report"]
     faults = report.get("faults") or {"read_faults": 0, "write_faults": 0, "fault_ns": 0}
     return Row(
-        model, ram_mib, way, wall_s, cpu_s, run["peak_mib"], report["read_bytes"] / 2**20, report["written_bytes"] / 2**20,
-        faults["read_faults"], faults["write_faults"], faults["fault_ns"] / 1e9, run["losses"] == plain["losses"],
-    )  # fmt: skip
+        model,
+        ram_mib,
+        way,
+        wall_s,
+        cpu_s,
+        run["peak_mib"],
+        report["read_bytes"] / 2**20,
+        report["written_bytes"] / 2**20,
+        faults["read_faults"],
+        faults["write_faults"],
+        faults["fault_ns"] / 1e9,
+        run["losses"] == plain["losses"],
+    )
 
 
 if __name__ == "__main__":

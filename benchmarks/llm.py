@@ -271,11 +271,18 @@ def _print(rows: list[Row], arguments: argparse.Namespace) -> None:
         plain.setdefault(row.model, row)
         reference = plain[row.model].seconds
         table.add_row(
-            row.model, row.way, _shown(row.budget_mib, "d"), _shown(row.peak_mib, "d"), _shown(row.seconds, ".2f"),
-            _shown(row.seconds and reference and row.seconds / reference, ".2f"), _shown(row.first_seconds, ".2f"),
-            _shown(row.read_mib, ".0f"), _shown(row.written_mib, ".0f"), _shown(row.mapped_mib, ".0f"),
+            row.model,
+            row.way,
+            _shown(row.budget_mib, "d"),
+            _shown(row.peak_mib, "d"),
+            _shown(row.seconds, ".2f"),
+            _shown(row.seconds and reference and row.seconds / reference, ".2f"),
+            _shown(row.first_seconds, ".2f"),
+            _shown(row.read_mib, ".0f"),
+            _shown(row.written_mib, ".0f"),
+            _shown(row.mapped_mib, ".0f"),
             "" if row.equal is None else "yes" if row.equal else "NO",
-        )  # fmt: skip
+        )
     console.print(table)
     for model in plain:
         if model in PUBLISHED:

@@ -143,10 +143,18 @@ def _print(rows: list[Row]) -> None:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
-            "plain" if row.ram_mib is None else str(row.ram_mib), str(row.peak_mib), f"{row.cpu_s:.2f}",
-            f"{row.cpu_s / rows[0].cpu_s:.2f}", f"{row.wall_s:.2f}", f"{row.first_wall_s:.2f}", f"{row.read_mib:.0f}",
-            f"{row.written_mib:.0f}", f"{row.mapped_mib:.0f}", f"{row.recomputed_mib:.0f}", "yes" if row.equal else "NO",
-        )  # fmt: skip
+            "plain" if row.ram_mib is None else str(row.ram_mib),
+            str(row.peak_mib),
+            f"{row.cpu_s:.2f}",
+            f"{row.cpu_s / rows[0].cpu_s:.2f}",
+            f"{row.wall_s:.2f}",
+            f"{row.first_wall_s:.2f}",
+            f"{row.read_mib:.0f}",
+            f"{row.written_mib:.0f}",
+            f"{row.mapped_mib:.0f}",
+            f"{row.recomputed_mib:.0f}",
+            "yes" if row.equal else "NO",
+        )
     table_console(130).print(table)
 
 

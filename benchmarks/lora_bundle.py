@@ -100,13 +100,21 @@ def measure(folder: Path, layers: int | None, ram_mib: int, steps: int) -> Row:
     later = ours[1:]
     plain_s = [b["cpu_s"] - a["cpu_s"] for a, b in itertools.pairwise(plain_steps)]
     return Row(
-        layers, ram_mib, planned["planning_s"], {stage: taken["cpu_s"] for stage, taken in planned["planning_stages"].items()},
-        planned["planning_peak_bytes"] / 2**20, max(step["peak_rss_bytes"] for step in ours) / 2**20, plain["peak_rss_bytes"] / 2**20,
-        statistics.median(step["cpu_s"] for step in later), statistics.median(plain_s), statistics.median(step["wall_s"] for step in later),
+        layers,
+        ram_mib,
+        planned["planning_s"],
+        {stage: taken["cpu_s"] for stage, taken in planned["planning_stages"].items()},
+        planned["planning_peak_bytes"] / 2**20,
+        max(step["peak_rss_bytes"] for step in ours) / 2**20,
+        plain["peak_rss_bytes"] / 2**20,
+        statistics.median(step["cpu_s"] for step in later),
+        statistics.median(plain_s),
+        statistics.median(step["wall_s"] for step in later),
         statistics.mean(step["paged_in_bytes"] for step in later) / 2**20,
-        statistics.mean(step["paged_out_bytes"] for step in later) / 2**20, sum(f.stat().st_size for f in state.rglob("*")) / 2**20,
+        statistics.mean(step["paged_out_bytes"] for step in later) / 2**20,
+        sum(f.stat().st_size for f in state.rglob("*")) / 2**20,
         [step["loss"] for step in ours] == plain["losses"],
-    )  # fmt: skip
+    )
 
 
 def _run(words: list[str]) -> list[dict[str, Any]]:
@@ -124,10 +132,20 @@ def _print(row: Row) -> None:
                    "read MiB", "written MiB", "state MiB", "losses equal"):  # fmt: skip
         table.add_column(column, justify="right")
     table.add_row(
-        str(row.ram_mib), f"{row.planning_s:.0f} ({sum(row.planning_cpu_s.values()):.0f})", f"{row.planning_peak_mib:.0f}",
-        f"{row.peak_mib:.0f}", f"{row.plain_peak_mib:.0f}", f"{row.cpu_s:.2f}", f"{row.plain_cpu_s:.2f}", f"{row.ratio:.2f}",
-        f"{row.wall_s:.2f}", f"{row.read_mib:.0f}", f"{row.written_mib:.0f}", f"{row.state_mib:.0f}", "yes" if row.equal else "NO",
-    )  # fmt: skip
+        str(row.ram_mib),
+        f"{row.planning_s:.0f} ({sum(row.planning_cpu_s.values()):.0f})",
+        f"{row.planning_peak_mib:.0f}",
+        f"{row.peak_mib:.0f}",
+        f"{row.plain_peak_mib:.0f}",
+        f"{row.cpu_s:.2f}",
+        f"{row.plain_cpu_s:.2f}",
+        f"{row.ratio:.2f}",
+        f"{row.wall_s:.2f}",
+        f"{row.read_mib:.0f}",
+        f"{row.written_mib:.0f}",
+        f"{row.state_mib:.0f}",
+        "yes" if row.equal else "NO",
+    )
     table_console(140).print(table)
 
 

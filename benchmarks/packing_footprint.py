@@ -248,12 +248,20 @@ def print_table(rows: list[Row]) -> None:
         table.add_column(heading, justify="left" if heading == "model" else "right")
     for row in rows:
         table.add_row(
-            f"{row.model} b{row.batch}", f"{row.pruned:.0%}", f"{row.density:.2f}", f"-{row.inputs_saved_percent:.1f} %",
-            f"-{BITTRAIN_PRUNED_PERCENT if row.pruned else BITTRAIN_PERCENT} %", f"{row.waiting_kept_bytes / 2**20:.1f}",
-            f"{row.waiting_packed_bytes / 2**20:.1f}", f"{row.waiting_saved_percent:.1f} %",
-            f"-{row.saved_percent:.1f} %", f"-{row.saved_measured_percent:.1f} %", f"{row.more_seconds_percent:+.1f} %",
-            str(row.overflows), "yes" if row.equal else "NO",
-        )  # fmt: skip
+            f"{row.model} b{row.batch}",
+            f"{row.pruned:.0%}",
+            f"{row.density:.2f}",
+            f"-{row.inputs_saved_percent:.1f} %",
+            f"-{BITTRAIN_PRUNED_PERCENT if row.pruned else BITTRAIN_PERCENT} %",
+            f"{row.waiting_kept_bytes / 2**20:.1f}",
+            f"{row.waiting_packed_bytes / 2**20:.1f}",
+            f"{row.waiting_saved_percent:.1f} %",
+            f"-{row.saved_percent:.1f} %",
+            f"-{row.saved_measured_percent:.1f} %",
+            f"{row.more_seconds_percent:+.1f} %",
+            str(row.overflows),
+            "yes" if row.equal else "NO",
+        )
     table_console().print(table)
 
 

@@ -201,9 +201,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.execute is not None:
         return _execute(options.cases, options.execute, options.time_limit)
     table = Table(
-        "step", "goal", "CPU: J", "time", "GPU: J", "time", "divided: J", "time", "on CPU, GPU", "moved",
+        "step",
+        "goal",
+        "CPU: J",
+        "time",
+        "GPU: J",
+        "time",
+        "divided: J",
+        "time",
+        "on CPU, GPU",
+        "moved",
         title=f"synthetic GPU beside the CPU of {options.board} (estimated)",
-    )  # fmt: skip
+    )
     worse = 0
     for case in options.cases:
         problem = two_devices(capture(case), load_board(options.board), unified=options.unified)

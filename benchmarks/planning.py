@@ -155,11 +155,19 @@ def show(rows: Sequence[Row], console: Console) -> None:
     )
     for row in rows:
         table.add_row(
-            row.id, str(row.nodes), row.outcome, _figure(row.overhead_joules), _figure(row.bound_joules),
-            "" if row.gap is None else f"{row.gap:.2%}", _figure(row.greedy_joules),
-            f"{row.greedy_cpu_seconds:.2f}", _figure(row.seconds),
-            _figure(row.deadline_s), str(row.peak_bytes), f"{row.cpu_seconds:.2f}",
-        )  # fmt: skip
+            row.id,
+            str(row.nodes),
+            row.outcome,
+            _figure(row.overhead_joules),
+            _figure(row.bound_joules),
+            "" if row.gap is None else f"{row.gap:.2%}",
+            _figure(row.greedy_joules),
+            f"{row.greedy_cpu_seconds:.2f}",
+            _figure(row.seconds),
+            _figure(row.deadline_s),
+            str(row.peak_bytes),
+            f"{row.cpu_seconds:.2f}",
+        )
     console.print(table)
     for row in rows:
         if row.outcome in (Outcome.INFEASIBLE.name.lower(), Outcome.TIMED_OUT.name.lower()):

@@ -88,12 +88,19 @@ def measure(
         followed = _run(way, here, size, bound, limit_bytes)
     return [
         Row(
-            way, part, expected["peak_mib"], " ".join(bound), found["peak_mib"], found["cpu_s"] / expected["cpu_s"],
-            found["wall_s"] / expected["wall_s"], found["read_bytes"] / 2**20, found["written_bytes"] / 2**20,
+            way,
+            part,
+            expected["peak_mib"],
+            " ".join(bound),
+            found["peak_mib"],
+            found["cpu_s"] / expected["cpu_s"],
+            found["wall_s"] / expected["wall_s"],
+            found["read_bytes"] / 2**20,
+            found["written_bytes"] / 2**20,
             found["files"] == expected["files"],
         )
         for part, expected, found in zip(PARTS, plain, followed, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _run(
@@ -164,9 +171,17 @@ def _print(rows: list[Row], *, grouped: bool) -> None:
         table.add_column(name.replace("_", " "), justify="left" if name in ("way", "part", "bound") else "right")
     for row in rows:
         table.add_row(
-            row.way, row.part, str(row.plain_peak_mib), row.bound, str(row.peak_mib), f"{row.cpu_ratio:.2f}",
-            f"{row.wall_ratio:.2f}", f"{row.read_mib:.0f}", f"{row.written_mib:.0f}", "yes" if row.equal else "NO",
-        )  # fmt: skip
+            row.way,
+            row.part,
+            str(row.plain_peak_mib),
+            row.bound,
+            str(row.peak_mib),
+            f"{row.cpu_ratio:.2f}",
+            f"{row.wall_ratio:.2f}",
+            f"{row.read_mib:.0f}",
+            f"{row.written_mib:.0f}",
+            "yes" if row.equal else "NO",
+        )
     table_console(140).print(table)
 
 

@@ -77,9 +77,17 @@ def trainer(folder: Path, *, small: bool) -> None:
     model = model_of(small=small)
     done = len(list(folder.glob("checkpoint-*")))
     arguments = TrainingArguments(
-        str(folder), per_device_train_batch_size=BATCH, max_steps=(done + 1) * STEPS, save_steps=STEPS, learning_rate=1e-4,
-        report_to=[], use_cpu=True, disable_tqdm=True, logging_steps=1, lr_scheduler_type="constant",
-    )  # fmt: skip
+        str(folder),
+        per_device_train_batch_size=BATCH,
+        max_steps=(done + 1) * STEPS,
+        save_steps=STEPS,
+        learning_rate=1e-4,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_steps=1,
+        lr_scheduler_type="constant",
+    )
     Trainer(model, arguments, train_dataset=Tokens(model.config)).train(resume_from_checkpoint=done > 0)
 
 
@@ -106,11 +114,19 @@ def lightning_trainer(folder: Path, *, small: bool) -> None:
     module = Language()
     keep = ModelCheckpoint(folder, every_n_train_steps=STEPS, save_last=True, save_top_k=0)
     lightning.Trainer(
-        max_steps=steps, accelerator="cpu", callbacks=[keep], logger=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=folder,
+        max_steps=steps,
+        accelerator="cpu",
+        callbacks=[keep],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
     ).fit(
-        module, DataLoader(Tokens(module.model.config), BATCH), ckpt_path=last if last.exists() else None, weights_only=False
-    )  # fmt: skip
+        module,
+        DataLoader(Tokens(module.model.config), BATCH),
+        ckpt_path=last if last.exists() else None,
+        weights_only=False,
+    )
 
 
 WAYS: dict[str, Callable[..., None]] = {

@@ -94,7 +94,11 @@ def made_tokenizers() -> Iterator[tuple[str, Any]]:
     byte_level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     byte_level.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    yield from _trained("byte-level BPE", byte_level, trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=marks, initial_alphabet=alphabet))  # fmt: skip
+    yield from _trained(
+        "byte-level BPE",
+        byte_level,
+        trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=marks, initial_alphabet=alphabet),
+    )
     for name, first in (("SentencePiece, a space before a text", [normalizers.Prepend("▁")]), ("SentencePiece", [])):
         chunks = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
         chunks.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
@@ -103,7 +107,13 @@ def made_tokenizers() -> Iterator[tuple[str, Any]]:
         )
     unigram = Tokenizer(models.Unigram())
     unigram.pre_tokenizer = pre_tokenizers.Metaspace()
-    yield from _trained("Unigram", unigram, trainers.UnigramTrainer(vocab_size=_VOCABULARY, special_tokens=marks, unk_token="<unk>", initial_alphabet=_ALPHABET))  # fmt: skip
+    yield from _trained(
+        "Unigram",
+        unigram,
+        trainers.UnigramTrainer(
+            vocab_size=_VOCABULARY, special_tokens=marks, unk_token="<unk>", initial_alphabet=_ALPHABET
+        ),
+    )
     words = Tokenizer(models.WordPiece(unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     yield from _trained(
@@ -157,9 +167,13 @@ def theirs(entry: Entry, tokenizer: Any) -> Learned:
         chat_template=tokenizer.chat_template, _tokenizer=tokenizer, completion_only_loss=True
     )
     settings: Any = SimpleNamespace(
-        dataset_num_proc=None, dataset_text_field="text", assistant_only_loss=False, max_length=None, truncation_mode="keep_start",
-        shuffle_dataset=False
-    )  # fmt: skip
+        dataset_num_proc=None,
+        dataset_text_field="text",
+        assistant_only_loss=False,
+        max_length=None,
+        truncation_mode="keep_start",
+        shuffle_dataset=False,
+    )
     data = datasets.IterableDataset.from_generator(lambda: iter([json.loads(json.dumps(entry))]))
     prepared = SFTTrainer._prepare_dataset(trainer, data, tokenizer, settings, False, None, "train")
     (row,) = list(prepared)

@@ -116,11 +116,20 @@ def photograph(browser: str, address: str, name: str) -> None:
         scheme = 0 if colours == "dark" else 1
         subprocess.run(
             [
-                browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}",
-                "--virtual-time-budget=8000", f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={IMAGES / f'{name}{suffix}.png'}", address,
+                browser,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--hide-scrollbars",
+                f"--window-size={width},{height}",
+                "--virtual-time-budget=8000",
+                f"--blink-settings=preferredColorScheme={scheme}",
+                f"--screenshot={IMAGES / f'{name}{suffix}.png'}",
+                address,
             ],
-            check=True, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            check=True,
+            stderr=subprocess.DEVNULL,
+        )
 
 
 def terminal(command: str, printed: str, name: str) -> None:

@@ -50,9 +50,16 @@ def main() -> int:
         port_agent("exec", "--ram", RAM, "--page-dir", name, "--", *words, environment=environment)
         console.print(f"[bold]2. Another style[/]: port-agent finetune model --data notes.txt --ram {RAM}")
         asked = FinetuneOptions(
-            str(model), (str(notes),), str(folder / "plain"), targets=("q_proj", "v_proj", "up_proj", "down_proj"),
-            sequence_tokens=96, updates=TUNED, learning_rate=LEARNING_RATE, sample=PROMPT, json=True,
-        )  # fmt: skip
+            str(model),
+            (str(notes),),
+            str(folder / "plain"),
+            targets=("q_proj", "v_proj", "up_proj", "down_proj"),
+            sequence_tokens=96,
+            updates=TUNED,
+            learning_rate=LEARNING_RATE,
+            sample=PROMPT,
+            json=True,
+        )
         printed = port_agent(
             "finetune", str(model), "--data", str(notes), "--out", str(folder / "mine"), "--ram", RAM, "--page-dir", name,
             "--targets", ",".join(asked.targets), "--seq-len", str(asked.sequence_tokens), "--updates", str(TUNED),

@@ -84,10 +84,17 @@ def job(seed: int) -> TrainingJob:
     if trainer.habits:
         trainer.optimizer.register_step_post_hook(habits)
     return TrainingJob(
-        trainer.model, loss_fn, trainer.optimizer, [torch.randn(rows, 24), torch.randint(0, 8, (rows,))], size,
-        scheduler=trainer.scheduler, accumulate=trainer.accumulate, clip_grad_norm=1.0 if trainer.clip else None,
-        seed=seed, name=f"job{seed}",
-    )  # fmt: skip
+        trainer.model,
+        loss_fn,
+        trainer.optimizer,
+        [torch.randn(rows, 24), torch.randint(0, 8, (rows,))],
+        size,
+        scheduler=trainer.scheduler,
+        accumulate=trainer.accumulate,
+        clip_grad_norm=1.0 if trainer.clip else None,
+        seed=seed,
+        name=f"job{seed}",
+    )
 
 
 @dataclass

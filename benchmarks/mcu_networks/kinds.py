@@ -66,14 +66,19 @@ def pooled_stream(channels: int) -> list[nn.Module]:
 
 def image(body: Body, channels: int, **layers: nn.Module) -> Callable[[], nn.Module]:
     """Return what makes a network of a stem of eight channels, a body, global average pooling and a head."""
-    return lambda: Written(lambda m, x: m.head(body(m, m.stem(x)).mean((2, 3))), stem=block(3, 8, stride=2),
-                           head=nn.Linear(channels, CLASSES), **layers)  # fmt: skip
+    return lambda: Written(
+        lambda m, x: m.head(body(m, m.stem(x)).mean((2, 3))),
+        stem=block(3, 8, stride=2),
+        head=nn.Linear(channels, CLASSES),
+        **layers,
+    )
 
 
 def along(body: Body, channels: int, **layers: nn.Module) -> Callable[[], nn.Module]:
     """Return the same as `image`, for a stream."""
-    return lambda: Written(lambda m, x: m.head(body(m, m.stem(x)).mean(2)), stem=stream(6, 8),
-                           head=nn.Linear(channels, CLASSES), **layers)  # fmt: skip
+    return lambda: Written(
+        lambda m, x: m.head(body(m, m.stem(x)).mean(2)), stem=stream(6, 8), head=nn.Linear(channels, CLASSES), **layers
+    )
 
 
 def _activation(act: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

@@ -54,10 +54,18 @@ def packing_costs(graph: StepGraph) -> tuple[PackingCost, ...]:
     """
     return tuple(
         PackingCost(
-            p.storage, p.version, p.codec, p.item_bytes, 0.5, _reserved(graph.storages[p.storage].nbytes, p), 1e-5, 1e-5, 1e-5
+            p.storage,
+            p.version,
+            p.codec,
+            p.item_bytes,
+            0.5,
+            _reserved(graph.storages[p.storage].nbytes, p),
+            1e-5,
+            1e-5,
+            1e-5,
         )
         for p in packables(graph)
-    )  # fmt: skip
+    )
 
 
 def _reserved(nbytes: int, packable: Packable) -> int:

@@ -69,14 +69,22 @@ def _strategy(server: StrategySettings, count: int) -> FedAvg:
     match server.strategy:
         case ServerStrategy.FEDAVGM:
             made: FedAvg = FedAvgM(
-                server_learning_rate=server.rate, server_momentum=server.momentum,
-                fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count,
-            )  # fmt: skip
+                server_learning_rate=server.rate,
+                server_momentum=server.momentum,
+                fraction_evaluate=0.0,
+                min_train_nodes=count,
+                min_available_nodes=count,
+            )
         case ServerStrategy.FEDADAM:
             made = FedAdam(
-                eta=server.rate, beta_1=server.betas[0], beta_2=server.betas[1], tau=server.tau,
-                fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count,
-            )  # fmt: skip
+                eta=server.rate,
+                beta_1=server.betas[0],
+                beta_2=server.betas[1],
+                tau=server.tau,
+                fraction_evaluate=0.0,
+                min_train_nodes=count,
+                min_available_nodes=count,
+            )
         case ServerStrategy.FEDPROX:
             made = FedProx(
                 proximal_mu=server.proximal_mu, fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count

@@ -159,9 +159,13 @@ def _bundle_tensors(path: Path) -> FederatedTensors:
 
     term = bundle.manifest.proximal
     return FederatedTensors(
-        averaged, sum(size.samples for size in bundle.manifest.sizes), initial, bundle.data_digest(),
-        base=_frozen(bundle, changed), proximal_mu=0.0 if term is None else term.mu,
-    )  # fmt: skip
+        averaged,
+        sum(size.samples for size in bundle.manifest.sizes),
+        initial,
+        bundle.data_digest(),
+        base=_frozen(bundle, changed),
+        proximal_mu=0.0 if term is None else term.mu,
+    )
 
 
 def _frozen(bundle: Bundle, changed: set[str]) -> str:

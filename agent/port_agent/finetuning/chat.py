@@ -70,9 +70,14 @@ class Chat:
         )
         with torch.no_grad():
             written = self._model.generate(
-                input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=most, eos_token_id=self._ends or None,
-                pad_token_id=self._ends[0] if self._ends else None, streamer=_Streamer(self._tokenizer, write), **sampling,
-            )  # fmt: skip
+                input_ids=tokens,
+                attention_mask=torch.ones_like(tokens),
+                max_new_tokens=most,
+                eos_token_id=self._ends or None,
+                pad_token_id=self._ends[0] if self._ends else None,
+                streamer=_Streamer(self._tokenizer, write),
+                **sampling,
+            )
         mine = written[0, tokens.shape[1] :].tolist()
         text: str = self._tokenizer.decode(mine, skip_special_tokens=True)
         self._turns = [*asked, {"role": "assistant", "content": text}]
@@ -121,9 +126,16 @@ def _model_of(options: ChatOptions, note: Callable[[str], None]) -> Any:
     if record is not None:
         record.check(folder)
     asked = FinetuneOptions(
-        options.model, (), "", lora_rank=settings.rank, base=None if record is None else record.grid, targets=settings.targets,
-        alpha=settings.alpha, rslora=settings.rslora, dora=settings.dora,
-    )  # fmt: skip
+        options.model,
+        (),
+        "",
+        lora_rank=settings.rank,
+        base=None if record is None else record.grid,
+        targets=settings.targets,
+        alpha=settings.alpha,
+        rslora=settings.rslora,
+        dora=settings.dora,
+    )
     model = load_model(asked, task, note)
     give_adapter_of(model, adapter)
     return model.eval()

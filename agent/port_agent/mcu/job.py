@@ -142,10 +142,17 @@ def _spec(job: _JobFile, folder: Path) -> BoardJobSpec:
         return None if name is None else folder / name
 
     return BoardJobSpec(
-        model=folder / job.model, data=place(job.data), test=place(job.test), board=job.board, port=job.port,
-        serial=job.serial, simulate=job.simulate, held_out_every=job.held_out_every, out=place(job.out),
+        model=folder / job.model,
+        data=place(job.data),
+        test=place(job.test),
+        board=job.board,
+        port=job.port,
+        serial=job.serial,
+        simulate=job.simulate,
+        held_out_every=job.held_out_every,
+        out=place(job.out),
         settings=_settings(job.settings),
-    )  # fmt: skip
+    )
 
 
 def make_link(spec: BoardJobSpec, model: ModelDirectory, port: Path | None) -> Link:

@@ -52,11 +52,21 @@ def layer_of(model: "CompiledModel", op: "QuantizedOp") -> OpLayer:
     source, slot = op.op, model.memory.parameters.slots[op.op.name]
     origin = source.origin or LayerOrigin("")
     return OpLayer(
-        source.name, origin.layer, origin.norm, origin.norm_eps, origin.extents, origin.order,
-        () if op.weight is None else op.weight.shape, source.kind is OpKind.DEPTHWISE, float(op.read_scale),
-        model.scheme.of(source.name).rows * row_bytes(source), slot.weight_offset, slot.bias_offset, slot.q88_offset,
+        source.name,
+        origin.layer,
+        origin.norm,
+        origin.norm_eps,
+        origin.extents,
+        origin.order,
+        () if op.weight is None else op.weight.shape,
+        source.kind is OpKind.DEPTHWISE,
+        float(op.read_scale),
+        model.scheme.of(source.name).rows * row_bytes(source),
+        slot.weight_offset,
+        slot.bias_offset,
+        slot.q88_offset,
         origin.part,
-    )  # fmt: skip
+    )
 
 
 def read_weights(path: Path) -> Arrays:
@@ -211,9 +221,10 @@ def _with_weights(op: "QuantizedOp", layer: OpLayer, given: Mapping[str, NDArray
             "random weights, seed them: torch.manual_seed(0)"
         )
     source = replace(
-        op.op, weight=np.ascontiguousarray(weight.reshape(layer.shape), np.float32),
+        op.op,
+        weight=np.ascontiguousarray(weight.reshape(layer.shape), np.float32),
         bias=np.broadcast_to(bias, scale.shape).astype(np.float32),
-    )  # fmt: skip
+    )
     whole_bias = np.clip(whole, -BIAS_LIMIT, BIAS_LIMIT).astype(np.int32)
     return replace(op, op=source, weight=codes.astype(np.int8), low=low, bias=whole_bias)
 

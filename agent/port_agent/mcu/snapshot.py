@@ -81,9 +81,13 @@ class _Head(msgspec.Struct, frozen=True):
 def write_snapshot(path: Path, snapshot: Snapshot) -> int:
     """Write `snapshot` and return its size in bytes."""
     head = _Head(
-        snapshot.model_sha256.hex(), snapshot.position, snapshot.options, snapshot.state, snapshot.accuracy,
+        snapshot.model_sha256.hex(),
+        snapshot.position,
+        snapshot.options,
+        snapshot.state,
+        snapshot.accuracy,
         snapshot.held_out,
-    )  # fmt: skip
+    )
     text = json.dumps(msgspec.to_builtins(head)).encode()
     content = MAGIC + struct.pack("<I", len(text)) + text + snapshot.parameters
     content += hashlib.sha256(content).digest()

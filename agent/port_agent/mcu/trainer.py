@@ -252,9 +252,14 @@ class BoardTrainer:
     def _snapshot(self, accuracy: float | None = None) -> Snapshot:
         parameters = self._link.device.read_parameters()
         return Snapshot(
-            self._model.sha256, self.position, self._options(), self._state, parameters, accuracy,
+            self._model.sha256,
+            self.position,
+            self._options(),
+            self._state,
+            parameters,
+            accuracy,
             None if accuracy is None or self._held_out is None else _checksum(self._held_out),
-        )  # fmt: skip
+        )
 
     def _keep_best(self, accuracy: float) -> None:
         """Store the weights next to the newest snapshot if no earlier ones recognised more of the held-out samples."""

@@ -77,9 +77,18 @@ def decode(
     library, level = library_and_level(level)
     levels = ctypes.addressof(_LEVELS) if matrix.quantization is Quantization.NF4 else None
     written = library.port_grid_decode(
-        level, matrix.codes, matrix.scales, levels, matrix.row_items, rows.start,
-        len(rows), columns.start, len(columns), item_bytes, target,
-    )  # fmt: skip
+        level,
+        matrix.codes,
+        matrix.scales,
+        levels,
+        matrix.row_items,
+        rows.start,
+        len(rows),
+        columns.start,
+        len(columns),
+        item_bytes,
+        target,
+    )
     if written < 0:
         raise PackingError(
             f"columns {columns.start} to {columns.stop} of rows of {matrix.row_items} are not whole blocks of "

@@ -159,9 +159,16 @@ def sparse_of(request: PlanRequest, recorded: CapturedStep, costs: Costs, progre
         device, ram_bytes = of_the_cpu(device), request.ram_bytes
     step_s = None if recorded.pace is None else recorded.pace.seconds_per_step
     choose = partial(
-        train_less, recorded.captured, costs.measured, device, StepLimits(ram_bytes, step_s, request.step_joules),
-        prepare=recorded.prepare, threads=costs.choice.threads, steps=request.probe_steps, progress=progress,
-    )  # fmt: skip
+        train_less,
+        recorded.captured,
+        costs.measured,
+        device,
+        StepLimits(ram_bytes, step_s, request.step_joules),
+        prepare=recorded.prepare,
+        threads=costs.choice.threads,
+        steps=request.probe_steps,
+        progress=progress,
+    )
     return within_device(choose, "choosing what is trained", recorded.job, recorded.backend, recorded.pools)
 
 

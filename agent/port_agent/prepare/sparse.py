@@ -110,9 +110,18 @@ def train_less(
         real = _kept_bytes(captured, _tables(captured, fresh, device))
         if real <= budget:
             return SparseJob(
-                captured, fresh, found.parameters, table, real, needed(everything), -found.predicted,
-                probe.results[frozenset()], probe.results[found.parameters], probe.results[everything], found.proven,
-            )  # fmt: skip
+                captured,
+                fresh,
+                found.parameters,
+                table,
+                real,
+                needed(everything),
+                -found.predicted,
+                probe.results[frozenset()],
+                probe.results[found.parameters],
+                probe.results[everything],
+                found.proven,
+            )
         _freeze(job, everything)
         limit = min(found.needed_bytes - 1, found.needed_bytes * budget // real)
     raise InfeasibleError(

@@ -310,9 +310,16 @@ class Guests:
             reason = reason if decision.state.trains else "; ".join(decision.reasons)
         files = await self._files(job, state)
         return MigrationAnswer(
-            state=state, reason=reason[:REASON_LIMIT], trains=trains, step=job.step, total_steps=job.total_steps,
-            loss=job.loss, trained_s=job.trained_s, machine=machine_kind(), files=files,
-        )  # fmt: skip
+            state=state,
+            reason=reason[:REASON_LIMIT],
+            trains=trains,
+            step=job.step,
+            total_steps=job.total_steps,
+            loss=job.loss,
+            trained_s=job.trained_s,
+            machine=machine_kind(),
+            files=files,
+        )
 
     async def _files(self, job: Job, state: MigrationState) -> tuple[MigratedFile, ...]:
         directory = self._context.store.job_dir(job.id)

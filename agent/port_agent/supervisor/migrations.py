@@ -347,11 +347,19 @@ class Migrations:
             return
         context = self._context
         done = replace(
-            now, state=JobState.FINISHED, reason=f"trained on {away.name}", step=answer.step, failures=0,
-            total_steps=_total_steps(now, answer), loss=answer.loss, trained_s=now.trained_s + answer.trained_s,
-            finished_at=context.clock.wall_s(), result=str(target), result_checksum=checksum,
+            now,
+            state=JobState.FINISHED,
+            reason=f"trained on {away.name}",
+            step=answer.step,
+            failures=0,
+            total_steps=_total_steps(now, answer),
+            loss=answer.loss,
+            trained_s=now.trained_s + answer.trained_s,
+            finished_at=context.clock.wall_s(),
+            result=str(target),
+            result_checksum=checksum,
             away=replace(now.away, phase=AwayPhase.CLOSING),
-        )  # fmt: skip
+        )
         context.store.save(done)
         context.timers.set_deadline(job.id, None)
         context.health.clear("deadline-missed", str(job.id))

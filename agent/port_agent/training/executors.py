@@ -33,9 +33,17 @@ class Executors:
     """
 
     def __init__(
-        self, bundle: Bundle, programs: Programs, persistents: Persistents, store: StateStore, pager: Pager, backend: Backend,
-        page_dirs: Sequence[Path], *, probe_packing: bool,
-    ) -> None:  # fmt: skip
+        self,
+        bundle: Bundle,
+        programs: Programs,
+        persistents: Persistents,
+        store: StateStore,
+        pager: Pager,
+        backend: Backend,
+        page_dirs: Sequence[Path],
+        *,
+        probe_packing: bool,
+    ) -> None:
         self._programs, self._persistents, self._store, self._pager = programs, persistents, store, pager
         self._backend, self._page_dirs, self._probe_packing = backend, page_dirs, probe_packing
         manifest = bundle.manifest

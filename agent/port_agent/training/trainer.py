@@ -513,9 +513,17 @@ class Trainer:
                 self.scalars.plateau.epoch_done()
         program, batches = self.programs.of(name), m.batches_of(name)
         event = StepEvent(
-            self.step, epoch, loss, times.wall_s, times.cpu_s, times.report, program.seconds / batches,
-            program.compute_seconds / batches, program.joules / batches, times.paging,
-        )  # fmt: skip
+            self.step,
+            epoch,
+            loss,
+            times.wall_s,
+            times.cpu_s,
+            times.report,
+            program.seconds / batches,
+            program.compute_seconds / batches,
+            program.joules / batches,
+            times.paging,
+        )
         if self.step <= self.options.verify:
             compare_step(self._reference, self.step, loss, self.persistents.chunks_of, self.backend.kind)
             if self.options.referee and self.step == len(self._reference.losses):

@@ -27,9 +27,14 @@ class Module(lightning.LightningModule):
 lightning.seed_everything(0, verbose=False)
 rows = TensorDataset(torch.randn(128, 256))
 trainer = lightning.Trainer(
-    max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, deterministic=True,
+    max_epochs=2,
+    accelerator="cpu",
+    logger=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+    deterministic=True,
     callbacks=[EarlyStopping("held_out"), ModelCheckpoint("checkpoints", filename="last")],
-)  # fmt: skip
+)
 module = Module()
 trainer.fit(module, DataLoader(rows, 32, shuffle=True), DataLoader(rows, 32))
 print(trainer.callback_metrics["held_out"].item().hex())

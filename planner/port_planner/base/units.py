@@ -23,9 +23,18 @@ LONGEST_S = 3660 * 86400
 _NUMBER = r"[0-9]{1,30}(?:\.[0-9]{1,30})?"
 _DURATION_UNITS_S = {
     unit: Decimal(seconds)
-    for unit, seconds in {"": "1", "ms": "0.001", "s": "1", "m": "60", "min": "60", "h": "3600", "d": "86400",
-                          "w": "604800", "y": "31557600"}.items()
-}  # fmt: skip
+    for unit, seconds in {
+        "": "1",
+        "ms": "0.001",
+        "s": "1",
+        "m": "60",
+        "min": "60",
+        "h": "3600",
+        "d": "86400",
+        "w": "604800",
+        "y": "31557600",
+    }.items()
+}
 _DURATION_PARTS = re.compile(rf"({_NUMBER})\s*(ms|s|min|m|h|d|w|y)\s*")
 _ISO_DURATION = re.compile(
     rf"P(?:({_NUMBER})W)?(?:({_NUMBER})D)?(?:T(?=[0-9])(?:({_NUMBER})H)?(?:({_NUMBER})M)?(?:({_NUMBER})S)?)?"

@@ -124,10 +124,19 @@ def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = MAX_L
     for lane, s in enumerate(chosen):
         bars += _bars(ordered, lane, s, decisions[s])
     return Drawing(
-        tuple((_lane_name(ordered, s), ordered.storages[s].nbytes) for s in chosen), tuple(bars), program.timeline, moments,
-        plan.ram_bytes, plan.strategy, tuple(_name(ordered, i) for i in range(len(ordered.ops))), tuple(_phases(ordered)),
-        _figures(program, plan), costs.device.base_bytes, len(living) - len(chosen), tuple(_runs(ordered)),
-    )  # fmt: skip
+        tuple((_lane_name(ordered, s), ordered.storages[s].nbytes) for s in chosen),
+        tuple(bars),
+        program.timeline,
+        moments,
+        plan.ram_bytes,
+        plan.strategy,
+        tuple(_name(ordered, i) for i in range(len(ordered.ops))),
+        tuple(_phases(ordered)),
+        _figures(program, plan),
+        costs.device.base_bytes,
+        len(living) - len(chosen),
+        tuple(_runs(ordered)),
+    )
 
 
 def _figures(program: Program, plan: Plan) -> tuple[tuple[str, str], ...]:

@@ -18,10 +18,20 @@ from port_planner.operators import base_name, operator_of
 _DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
-        "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
-        "complex64", "complex128",
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
     )
-}  # fmt: skip
+}
 _NAMED: dict[str, dict[str, Any]] = {
     "dtype": _DTYPES,
     "layout": {"strided": torch.strided},

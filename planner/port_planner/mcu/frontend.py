@@ -469,10 +469,20 @@ class _Importer:
         reach = tuple((taps - 1) * step + 1 for taps, step in zip(kernel, dilation, strict=True))
         out = _out_shape(value.shape, cast(tuple[int, int], reach), stride, padding, conv.out_channels)
         op = KernelCall(
-            "", OpKind.DEPTHWISE if depthwise else plain, (value.tensor,), value.shape, out, kernel, stride, padding,
-            weight=np.ascontiguousarray(layout[0] if depthwise else layout), bias=bias, origin=origin,
-            dilation=dilation, groups=1 if depthwise else conv.groups,
-        )  # fmt: skip
+            "",
+            OpKind.DEPTHWISE if depthwise else plain,
+            (value.tensor,),
+            value.shape,
+            out,
+            kernel,
+            stride,
+            padding,
+            weight=np.ascontiguousarray(layout[0] if depthwise else layout),
+            bias=bias,
+            origin=origin,
+            dilation=dilation,
+            groups=1 if depthwise else conv.groups,
+        )
         return self._own(self._append(node, op, ("C", *names)), conv, conv.weight)
 
     def _transposed(self, node: fx.Node, conv: nn.ConvTranspose2d | nn.ConvTranspose1d, value: NodeValue) -> NodeValue:
@@ -487,11 +497,20 @@ class _Importer:
         weight = _array(conv.weight).reshape(extents).transpose(origin.order)
         bias = np.zeros(conv.out_channels, np.float32) if conv.bias is None else _array(conv.bias)
         op = KernelCall(
-            "", OpKind.TRANSPOSED, (value.tensor,), value.shape, Shape(*after, conv.out_channels), kernel,
-            _by_axis(names, conv.stride, 1), _by_axis(names, cast(tuple[int, ...], conv.padding), 0),
-            weight=np.ascontiguousarray(weight.reshape(conv.out_channels, *kernel, -1)), bias=bias, origin=origin,
-            dilation=_by_axis(names, conv.dilation, 1), groups=groups,
-        )  # fmt: skip
+            "",
+            OpKind.TRANSPOSED,
+            (value.tensor,),
+            value.shape,
+            Shape(*after, conv.out_channels),
+            kernel,
+            _by_axis(names, conv.stride, 1),
+            _by_axis(names, cast(tuple[int, ...], conv.padding), 0),
+            weight=np.ascontiguousarray(weight.reshape(conv.out_channels, *kernel, -1)),
+            bias=bias,
+            origin=origin,
+            dilation=_by_axis(names, conv.dilation, 1),
+            groups=groups,
+        )
         return self._own(self._append(node, op, ("C", *names)), conv, conv.weight)
 
     def _padding(self, node: fx.Node, conv: nn.Conv2d | nn.Conv1d, names: Sequence[str]) -> tuple[int, int]:
@@ -549,9 +568,15 @@ class _Importer:
         bias = np.zeros(linear.out_features, np.float32) if linear.bias is None else _array(linear.bias)
         out = Shape(in_shape.height, in_shape.width, linear.out_features)
         op = KernelCall(
-            "", OpKind.CONV, (value.tensor,), in_shape, out, weight=np.ascontiguousarray(weight), bias=bias,
+            "",
+            OpKind.CONV,
+            (value.tensor,),
+            in_shape,
+            out,
+            weight=np.ascontiguousarray(weight),
+            bias=bias,
             origin=LayerOrigin(str(node.target), extents, order),
-        )  # fmt: skip
+        )
         return self._own(self._append(node, op, (*others, "C")), linear, linear.weight)
 
     # -- recurrent layers -------------------------------------------------------------------------------------------

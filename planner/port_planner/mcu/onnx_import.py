@@ -314,9 +314,17 @@ def _transposed_convolution(reader: _Reader, node: OnnxNode) -> fx.Node:
     kinds: dict[int, Callable[..., nn.ConvTranspose1d | nn.ConvTranspose2d]]
     kinds = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d}
     module = kinds[dimensions](
-        weight.shape[0], weight.shape[1] * groups, list(weight.shape[2:]), node.take("strides", ones), before,
-        node.take("output_padding", zeros), groups, bias=False, dilation=node.take("dilations", ones), device="meta",
-    )  # fmt: skip
+        weight.shape[0],
+        weight.shape[1] * groups,
+        list(weight.shape[2:]),
+        node.take("strides", ones),
+        before,
+        node.take("output_padding", zeros),
+        groups,
+        bias=False,
+        dilation=node.take("dilations", ones),
+        device="meta",
+    )
     module.weight = weight
     if reader.constant(node, 2) is not None:
         module.bias = reader.parameter(node, 2)
@@ -588,9 +596,16 @@ def _resize(reader: _Reader, node: OnnxNode) -> fx.Node:
     """Upsample to the reference's size; if the reference takes other pixels, the comparison shows it."""
     node.expect("mode", "nearest")
     node.skip(
-        "coordinate_transformation_mode", "cubic_coeff_a", "nearest_mode", "exclude_outside", "extrapolation_value",
-        "scales", "antialias", "axes", "keep_aspect_ratio_policy",
-    )  # fmt: skip
+        "coordinate_transformation_mode",
+        "cubic_coeff_a",
+        "nearest_mode",
+        "exclude_outside",
+        "extrapolation_value",
+        "scales",
+        "antialias",
+        "axes",
+        "keep_aspect_ratio_policy",
+    )
     size = list(reader.shape(node.outputs[0])[2:])
     return reader.call(node, F.interpolate, reader.tensor(node), size, None, "nearest")
 

@@ -95,9 +95,16 @@ def page_costs(board: str, medium: PageMedium, core: CoreCosts) -> PageCosts:
     endurance = found.numbers.get(f"{name}_endurance_cycles")
     read, write, latency, read_joules, write_joules = (found[f"{name}_{key}"] for key in FIGURES)
     return PageCosts(
-        medium, read, write, latency, read_joules, write_joules, None if endurance is None else endurance.value,
-        INSTRUCTIONS_PER_BYTE * core.seconds_per_instruction, core.watts,
-    )  # fmt: skip
+        medium,
+        read,
+        write,
+        latency,
+        read_joules,
+        write_joules,
+        None if endurance is None else endurance.value,
+        INSTRUCTIONS_PER_BYTE * core.seconds_per_instruction,
+        core.watts,
+    )
 
 
 FIGURES = ("read_bytes_per_s", "write_bytes_per_s", "latency_s", "read_joules_per_byte", "write_joules_per_byte")

@@ -44,14 +44,27 @@ def recurrent_ops(gru: nn.GRU, layer: str, seen: TorchAxes, source: str) -> tupl
     zeros = np.zeros(width, np.float32)
     weight = held["weight_ih_l0"].reshape(extents).transpose(order).reshape(width, *window, -1)
     gates = KernelCall(
-        "_ih", OpKind.CONV, (source,), read, Shape(1, steps, width), window, weight=np.ascontiguousarray(weight),
-        bias=held.get("bias_ih_l0", zeros), origin=LayerOrigin(layer, extents, order, part="_ih_l0"),
-    )  # fmt: skip
+        "_ih",
+        OpKind.CONV,
+        (source,),
+        read,
+        Shape(1, steps, width),
+        window,
+        weight=np.ascontiguousarray(weight),
+        bias=held.get("bias_ih_l0", zeros),
+        origin=LayerOrigin(layer, extents, order, part="_ih_l0"),
+    )
     states = held["weight_hh_l0"]
     unit = KernelCall(
-        "_hh", OpKind.GRU, (), gates.out_shape, Shape(1, steps, gru.hidden_size), weight=states[:, None, None],
-        bias=held.get("bias_hh_l0", zeros), origin=LayerOrigin(layer, states.shape, (0, 1), part="_hh_l0"),
-    )  # fmt: skip
+        "_hh",
+        OpKind.GRU,
+        (),
+        gates.out_shape,
+        Shape(1, steps, gru.hidden_size),
+        weight=states[:, None, None],
+        bias=held.get("bias_hh_l0", zeros),
+        origin=LayerOrigin(layer, states.shape, (0, 1), part="_hh_l0"),
+    )
     return gates, unit
 
 

@@ -194,9 +194,15 @@ def identity_layer(source: str, seen: TorchAxes) -> KernelCall:
     order = (0, *(1 + axis.index(name) for name in "HWC" if name in axis))
     weight = np.eye(elements, dtype=np.float32).reshape(elements, *extents).transpose(order)
     return KernelCall(
-        "", OpKind.CONV, (source,), Shape(1, 1, elements), Shape(1, 1, elements),
-        weight=np.ascontiguousarray(weight.reshape(elements, 1, 1, elements)), bias=np.zeros(elements, np.float32), fixed=True,
-    )  # fmt: skip
+        "",
+        OpKind.CONV,
+        (source,),
+        Shape(1, 1, elements),
+        Shape(1, 1, elements),
+        weight=np.ascontiguousarray(weight.reshape(elements, 1, 1, elements)),
+        bias=np.zeros(elements, np.float32),
+        fixed=True,
+    )
 
 
 def image_layer(source: str, extents: Sequence[int]) -> KernelCall:
@@ -208,9 +214,17 @@ def image_layer(source: str, extents: Sequence[int]) -> KernelCall:
     places = height * width
     window = np.eye(places, dtype=np.float32).reshape(height, width, places)
     return KernelCall(
-        "", OpKind.TRANSPOSED, (source,), Shape(1, 1, channels * places), Shape(height, width, channels), (height, width),
-        weight=np.repeat(window[None], channels, 0), bias=np.zeros(channels, np.float32), groups=channels, fixed=True,
-    )  # fmt: skip
+        "",
+        OpKind.TRANSPOSED,
+        (source,),
+        Shape(1, 1, channels * places),
+        Shape(height, width, channels),
+        (height, width),
+        weight=np.repeat(window[None], channels, 0),
+        bias=np.zeros(channels, np.float32),
+        groups=channels,
+        fixed=True,
+    )
 
 
 __all__ = ["AxisChoice", "choosing_ops", "identity_layer", "image_layer", "read_choice"]

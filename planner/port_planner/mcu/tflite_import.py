@@ -417,9 +417,15 @@ def _convolution(reader: _Reader, operator: TfliteOperator) -> fx.Node:
         source = reader.call(operator, F.pad, source, [before[1], behind[1], before[0], behind[0]])
         before = [0, 0]
     module = nn.Conv2d(
-        inputs, weight.shape[0], cast(Any, list(weight.shape[2:])), cast(Any, strides), cast(Any, before),
-        cast(Any, dilations), groups, device="meta",
-    )  # fmt: skip
+        inputs,
+        weight.shape[0],
+        cast(Any, list(weight.shape[2:])),
+        cast(Any, strides),
+        cast(Any, before),
+        cast(Any, dilations),
+        groups,
+        device="meta",
+    )
     return reader.layer(operator, module, weight, source)
 
 

@@ -201,9 +201,16 @@ class _Writer:
         scratch = f"s:{op.name}" if scratch_bytes(op, self.simd) else ""
         lines = Lines(self._line(op.inputs[0], tile), tile.again[op.name][0])
         return TableRow(
-            StepKind.FORWARD, op.name, self._activation(op.inputs[0]), output=tile_of(op.name), scratch=scratch,
-            again=True, span=tile.again[op.name], lines=lines, part=True,
-        )  # fmt: skip
+            StepKind.FORWARD,
+            op.name,
+            self._activation(op.inputs[0]),
+            output=tile_of(op.name),
+            scratch=scratch,
+            again=True,
+            span=tile.again[op.name],
+            lines=lines,
+            part=True,
+        )
 
     def _inner(self, tensor: str) -> bool:
         return tensor in self.group.ops[:-1]
@@ -244,9 +251,17 @@ class _Writer:
         source = self._activation(op.inputs[0]) if kind is StepKind.WEIGHT else ""
         sums = _sums(kind, op.name)
         yield TableRow(
-            kind, op.name, source, gradient=gradient, scratch=sums, span=span, part=True, resumes=sums in self.resumed,
-            suspends=True, lines=Lines(self._line(op.inputs[0], tile) if source else 0, gradient=line),
-        )  # fmt: skip
+            kind,
+            op.name,
+            source,
+            gradient=gradient,
+            scratch=sums,
+            span=span,
+            part=True,
+            resumes=sums in self.resumed,
+            suspends=True,
+            lines=Lines(self._line(op.inputs[0], tile) if source else 0, gradient=line),
+        )
         self.resumed.add(sums)
 
     def _finish(self) -> Iterator[TableRow]:

@@ -117,9 +117,16 @@ class _Part:
     """The entries of undecided rows and columns, and their bounds."""
 
     def __init__(
-        self, row: npt.NDArray[np.int32], column: npt.NDArray[np.int32], factor: Vector, lower: Vector, upper: Vector,
-        row_lower: Vector, row_upper: Vector, integral: npt.NDArray[np.bool_],
-    ) -> None:  # fmt: skip
+        self,
+        row: npt.NDArray[np.int32],
+        column: npt.NDArray[np.int32],
+        factor: Vector,
+        lower: Vector,
+        upper: Vector,
+        row_lower: Vector,
+        row_upper: Vector,
+        integral: npt.NDArray[np.bool_],
+    ) -> None:
         self.row, self.column, self.factor = row, column, factor
         self.lower, self.upper = lower, upper
         self.row_lower, self.row_upper, self.integral = row_lower, row_upper, integral

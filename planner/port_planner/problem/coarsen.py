@@ -229,9 +229,16 @@ class _CoarseBuilder:
         rematerializations: list[Rematerialization | None] = [self._rematerialize(s, remat) for remat in self.remats[s]]
         unknown: list[Rematerialization | None] = [None] * (len(writes) - len(rematerializations))
         return Tensor(
-            graph.label(s), graph.sizes[s], accesses, writes, storage.persistent, tuple(unknown + rematerializations),
-            self._pagings(storage) if self.large[s] else (), self._packings(s, writes), pinned=not self.large[s],
-        )  # fmt: skip
+            graph.label(s),
+            graph.sizes[s],
+            accesses,
+            writes,
+            storage.persistent,
+            tuple(unknown + rematerializations),
+            self._pagings(storage) if self.large[s] else (),
+            self._packings(s, writes),
+            pinned=not self.large[s],
+        )
 
     def _pagings(self, storage: Storage) -> tuple[Paging, ...]:
         """Return the cost of a round trip to each target that may hold the storage."""

@@ -161,9 +161,16 @@ class _TraceBuilder:
                 tensors.append(remains)
                 storages.append(s)
         problem = Problem(
-            tuple(self._stage_costs()), tuple(tensors), self.tensor_bytes, deadline_s, Semantics.ELASTIC,
-            self.device.static_watts, (self.device.flash.name,), write_limit_bytes, name="traced step",
-        )  # fmt: skip
+            tuple(self._stage_costs()),
+            tuple(tensors),
+            self.tensor_bytes,
+            deadline_s,
+            Semantics.ELASTIC,
+            self.device.static_watts,
+            (self.device.flash.name,),
+            write_limit_bytes,
+            name="traced step",
+        )
         return TracedProblem(
             self.step, self.device, problem, tuple(self.ranges), tuple(storages), tuple(map(tuple, self.uses))
         )

@@ -389,9 +389,17 @@ def _below(floor: Floor, limits: PlanLimits, begin: float) -> PlanResult:
     )
     held = tuple((str(held), held.nbytes) for held in floor.holders)
     return PlanResult(
-        Outcome.INFEASIBLE, None, None, None, clock.now() - begin, message, floor.nbytes, floor.op, held[:MAX_HOLDERS],
+        Outcome.INFEASIBLE,
+        None,
+        None,
+        None,
+        clock.now() - begin,
+        message,
+        floor.nbytes,
+        floor.op,
+        held[:MAX_HOLDERS],
         remedy=f"lower the floor: {floor.remedy}",
-    )  # fmt: skip
+    )
 
 
 def _coarse_plan(request: _PlanRequest, min_bytes: int) -> PlanResult:

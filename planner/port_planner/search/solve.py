@@ -153,6 +153,14 @@ def _solution(state: Climb, begin: float, strategy: str) -> Solution:
         return Solution(ended, None, None, None, None, seconds, needed, stage, strategy, tuple(state.log), state.missed)
     outcome = Outcome.OPTIMAL if state.proven else Outcome.FEASIBLE
     return Solution(
-        outcome, state.schedule, state.evaluation, state.cost, state.bound, seconds, needed, stage, strategy,
+        outcome,
+        state.schedule,
+        state.evaluation,
+        state.cost,
+        state.bound,
+        seconds,
+        needed,
+        stage,
+        strategy,
         tuple(state.log),
-    )  # fmt: skip
+    )

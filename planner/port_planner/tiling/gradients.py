@@ -127,9 +127,17 @@ def _backward(graph: StepGraph, op: Op) -> _Backward | None:
     gradient, source, weight = (graph.values[a.value] for a in op.args[:3] if isinstance(a, Ref))
     stride, padding, dilation, transposed, output_padding, groups, wanted = op.args[4:]
     return _Backward(
-        gradient, source, weight, tuple(_numbers(stride)), tuple(_numbers(padding)), tuple(_numbers(dilation)),
-        transposed is True, tuple(_numbers(output_padding)), next(_numbers((groups,))), tuple(w is True for w in _items(wanted)),
-    )  # fmt: skip
+        gradient,
+        source,
+        weight,
+        tuple(_numbers(stride)),
+        tuple(_numbers(padding)),
+        tuple(_numbers(dilation)),
+        transposed is True,
+        tuple(_numbers(output_padding)),
+        next(_numbers((groups,))),
+        tuple(w is True for w in _items(wanted)),
+    )
 
 
 def _items(argument: object) -> tuple[object, ...]:

@@ -24,9 +24,18 @@ from tests.agent.jobs_small import small_bundle
 
 READY = WorkerReady(pid=1, step=0, total_steps=2, planned_peak_bytes=300 << 20)
 STEP = StepDone(
-    step=1, epoch=0, loss=0.5, wall_s=2.0, cpu_s=1.0, phases_s={}, paged_in_bytes=10, paged_out_bytes=20, transfer_s=1.0,
-    hidden_s=0.75, peak_rss_bytes=200 << 20,
-)  # fmt: skip
+    step=1,
+    epoch=0,
+    loss=0.5,
+    wall_s=2.0,
+    cpu_s=1.0,
+    phases_s={},
+    paged_in_bytes=10,
+    paged_out_bytes=20,
+    transfer_s=1.0,
+    hidden_s=0.75,
+    peak_rss_bytes=200 << 20,
+)
 LAST = StepDone(step=2, epoch=0, loss=0.25, wall_s=4.0, cpu_s=3.0, phases_s={}, peak_rss_bytes=None)
 EVENTS: tuple[Event, ...] = (
     READY,

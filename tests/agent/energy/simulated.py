@@ -57,10 +57,17 @@ class Afternoon:
                 "packing": 0.02,
             }
             event = StepDone(
-                step=number, epoch=epoch, loss=2.3 * math.exp(-number / 400) + 0.2, wall_s=float(wall_s), cpu_s=float(wall_s),
+                step=number,
+                epoch=epoch,
+                loss=2.3 * math.exp(-number / 400) + 0.2,
+                wall_s=float(wall_s),
+                cpu_s=float(wall_s),
                 phases_s={k: v * wall_s for k, v in share.items()} | {"page_in": 0.5, "page_out": 0.6},
-                paged_in_bytes=paged, paged_out_bytes=paged, planned_s=1.9, planned_joules=9.7,
-            )  # fmt: skip
+                paged_in_bytes=paged,
+                paged_out_bytes=paged,
+                planned_s=1.9,
+                planned_joules=9.7,
+            )
             self.meter.on_event(job, event, self.now_s)
             self.wear.add(paged)
 

@@ -37,9 +37,16 @@ def average(tmp_path_factory: pytest.TempPathFactory) -> MaskedAverage:
     folder = tmp_path_factory.mktemp("masked")
     bundle = gestures_bundle(folder, 0)
     order = RoundOrder(
-        run_id=1, number=1, folder=str(folder), bundle=str(bundle), names={1: "a", 2: "b", 3: "c"}, goal=3, timeout_s=1.0,
-        min_share=0.5, secure=True,
-    )  # fmt: skip
+        run_id=1,
+        number=1,
+        folder=str(folder),
+        bundle=str(bundle),
+        names={1: "a", 2: "b", 3: "c"},
+        goal=3,
+        timeout_s=1.0,
+        min_share=0.5,
+        secure=True,
+    )
     return MaskedAverage(order, federated_tensors(bundle), cast(PeerGrid, None))
 
 

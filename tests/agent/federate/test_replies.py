@@ -111,9 +111,15 @@ class Case:
 @pytest.mark.parametrize("case", [Case(2, 1, None), Case(1, 1, 2), Case(2, 3, 3), Case(3, 3, None)])
 def test_a_round_needs_its_share_and_no_fewer_than_the_fewest(case: Case) -> None:
     order = RoundOrder(
-        run_id=1, number=1, folder="", bundle="", names={1: "attic", 2: "cellar", 3: "loft"}, goal=3, timeout_s=1.0,
+        run_id=1,
+        number=1,
+        folder="",
+        bundle="",
+        names={1: "attic", 2: "cellar", 3: "loft"},
+        goal=3,
+        timeout_s=1.0,
         min_share=0.5,
-    )  # fmt: skip
+    )
     if case.needed is None:
         require_replies(case.replied, order, {}, fewest=case.fewest)
         return

@@ -49,7 +49,14 @@ def run(words: Sequence[str]) -> int:
 
 def _train(folder: Path, out: str) -> None:
     options = FinetuneOptions(
-        str(folder / "model"), (str(folder / "data.txt"),), str(folder / out), sequence_tokens=32, updates=3,
-        evaluate_every=2, held_out=0.2, overwrite=True, compute=Compute.STORED,
-    )  # fmt: skip
+        str(folder / "model"),
+        (str(folder / "data.txt"),),
+        str(folder / out),
+        sequence_tokens=32,
+        updates=3,
+        evaluate_every=2,
+        held_out=0.2,
+        overwrite=True,
+        compute=Compute.STORED,
+    )
     finetune(options, lambda update: None, lambda text: None)

@@ -117,9 +117,19 @@ def test_it_has_the_bits_of_plain_pytorch(
     data = tmp_path / ("data.jsonl" if kind in WITH_ENCODER else "data.txt")
     data.write_text(pairs() if kind in WITH_ENCODER else TEXT * 8)
     options = FinetuneOptions(
-        str(tmp_path / "model"), (str(data),), str(tmp_path / "mine"), lora_rank=rank, base=base, sequence_tokens=32,
-        updates=3, batch=2 if kind in WITH_ENCODER else 1, held_out=0.0, learning_rate=0.01, autocast=autocast, float32_result=True,
-    )  # fmt: skip
+        str(tmp_path / "model"),
+        (str(data),),
+        str(tmp_path / "mine"),
+        lora_rank=rank,
+        base=base,
+        sequence_tokens=32,
+        updates=3,
+        batch=2 if kind in WITH_ENCODER else 1,
+        held_out=0.0,
+        learning_rate=0.01,
+        autocast=autocast,
+        float32_result=True,
+    )
     losses: dict[str, list[float]] = {"mine": [], "plain": []}
     with budget(tensors="300K", page_dir=tmp_path).resizing():
         finetune(options, lambda update: losses["mine"].append(update.loss), lambda note: None)

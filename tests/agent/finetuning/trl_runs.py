@@ -130,11 +130,13 @@ def _of_trl(
         tokenizer.bos_token = None
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype="auto", attn_implementation="eager")
     given: dict[str, Any] = {
-        "model": model, "train_dataset": datasets.Dataset.from_list(entries), "processing_class": tokenizer,
+        "model": model,
+        "train_dataset": datasets.Dataset.from_list(entries),
+        "processing_class": tokenizer,
         "peft_config": peft.LoraConfig(
             r=RANK, lora_alpha=2 * RANK, target_modules=list(TARGETS), task_type="CAUSAL_LM"
         ),
-    }  # fmt: skip
+    }
     if loss == "orpo":
         trainer: Any = _InOrderOrpo(args=ORPOConfig(**settings), **given)
     else:

@@ -575,9 +575,17 @@ def test_advice_moves_blocks_and_their_parts(tmp_path: Path) -> None:
     assert (done.code, done.output.splitlines()) == (
         0,
         [
-            f"True {1 << 20} 0", f"{sums} True {sums[0]}", "0", "True", "True", "True True", "True 0 True", "True True", "False",
+            f"True {1 << 20} 0",
+            f"{sums} True {sums[0]}",
+            "0",
+            "True",
+            "True",
+            "True True",
+            "True 0 True",
+            "True True",
+            "False",
         ],
-    ), done.said  # fmt: skip
+    ), done.said
 
 
 REUSED = """

@@ -36,9 +36,7 @@ from tests.agent.trees import LAPTOP_BATTERY, supply_tree, write_tree
 from tests.house import ROOT
 from tests.simulated_device import installed
 
-GUARD = GuardProbe(
-    trouble="", moves_pages=True, page_bytes=4096, max_mappings=65530, seccomp=False, userfaultfd=False
-)  # fmt: skip
+GUARD = GuardProbe(trouble="", moves_pages=True, page_bytes=4096, max_mappings=65530, seccomp=False, userfaultfd=False)
 TORCH: dict[str, Any] = {"version": "2.13.0", "parts": 3, "missing": [], "bfloat16": None}
 GROUPS = {"self/cgroup": "0::/port-agent.service/supervisor\n"}
 

@@ -55,8 +55,10 @@ def test_what_pip_put_into_torchs_folder_is_not_the_programs_and_what_lies_besid
     done = subprocess.run(
         [sys.executable, "-c", ask, *(str(tmp_path / name) for name in files)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, *SOURCE_ROOTS)))},
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout.split() == ["False", "False", "False", "True", "True", "True"]
 
 

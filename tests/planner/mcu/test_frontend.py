@@ -196,7 +196,7 @@ WIDE, PLAIN, HEAD = nn.Conv1d(4, 5, 3, 2), nn.Conv2d(3, 4, 1), nn.Linear(4, 3)
         (Steps(lambda m, x: m.b(F.avg_pool2d(y := m.a(x), y.size()[2:]).flatten(1)), conv2(), HEAD), IMAGE),
         (Steps(lambda m, x: m.b(torch.mean(F.max_pool2d(m.a(x), x.shape[-1]), **AXIS)), conv2(), HEAD), IMAGE),
     ],
-)  # fmt: skip
+)
 def test_views_second_readers_and_axes_are_those_of_the_module(module: nn.Module, shape: tuple[int, ...]) -> None:
     for inner in module.modules():
         if isinstance(inner, nn.BatchNorm2d) and inner.running_mean is not None:

@@ -80,7 +80,7 @@ STEPS = (12, 6)
         (Net(lambda m, x: m.fc(m.gru(m.conv(x).permute(0, 2, 1, 3).flatten(2))[1][0]), 14), (1, 5, 7)),
         (Net(lambda m, x: m.fc(m.gru(m.conv(x).permute(0, 2, 3, 1).flatten(2))[1][0]), 14), (1, 5, 7)),
     ],
-)  # fmt: skip
+)
 def test_a_layer_is_what_the_module_computes(module: nn.Module, shape: tuple[int, ...]) -> None:
     """Wherever its steps come from, and whatever is read of its states."""
     assert [op.kind for op in imported(module, shape).ops].count(OpKind.GRU) == 1

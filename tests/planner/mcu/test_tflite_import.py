@@ -142,9 +142,18 @@ def test_a_network_is_the_layers_that_it_was_made_of(file: TfliteFile) -> None:
     )
     made = file.convolution(0, [1, 5, 4, 4], file.weights(first, bias), strideH=2, strideW=2, fusedActivationFunction=1)
     made = file.operator(
-        "DEPTHWISE_CONV_2D", [made, *file.weights(each, own, 3)], file.tensor(1, 3, 2, 8), "DepthwiseConv2DOptions",
-        strideH=1, strideW=1, dilationHFactor=1, dilationWFactor=1, padding=VALID, depthMultiplier=2, fusedActivationFunction=0,
-    )  # fmt: skip
+        "DEPTHWISE_CONV_2D",
+        [made, *file.weights(each, own, 3)],
+        file.tensor(1, 3, 2, 8),
+        "DepthwiseConv2DOptions",
+        strideH=1,
+        strideW=1,
+        dilationHFactor=1,
+        dilationWFactor=1,
+        padding=VALID,
+        depthMultiplier=2,
+        fusedActivationFunction=0,
+    )
     size = file.operator(
         "SHAPE", [made], file.numbers(0, 0, 0, 0), "ShapeOptions", outType=file.schema.TensorType.INT32
     )

@@ -83,12 +83,21 @@ TILES = TileSaving(0, 6, (0, 5), (0,))
 CHAIN = Problem(
     stages=tuple(Stage(f"s{t}", 1.0, 1.0) for t in range(6)),
     tensors=(
-        Tensor("held", 9, (0, 5), (0,), rematerializations=(Rematerialization(1.0, 3.0, ()),), paging=(Paging(0, 0, 0, 4.0, 4.0),)),
+        Tensor(
+            "held",
+            9,
+            (0, 5),
+            (0,),
+            rematerializations=(Rematerialization(1.0, 3.0, ()),),
+            paging=(Paging(0, 0, 0, 4.0, 4.0),),
+        ),
         Tensor("with it", 4, (0, 5), (0,), rematerializations=(None,)),
     ),
     ram_bytes=8,
-    groups=(StageGroup("chain", (Alternative("whole"), Alternative("3 tiles", (StageChange(5, 0.1, 0.5),), (TILES,)))),),
-)  # fmt: skip
+    groups=(
+        StageGroup("chain", (Alternative("whole"), Alternative("3 tiles", (StageChange(5, 0.1, 0.5),), (TILES,)))),
+    ),
+)
 """A tensor that has room in tiles alone, and only if it is not kept between the two stages that touch it."""
 
 

@@ -35,8 +35,15 @@ def kept(made: Capture) -> int:
 def test_parameters_come_in_the_order_of_the_forward_pass() -> None:
     names = trained_parameters(capture().graphs["step"])
     assert [name for name in names if name.endswith("weight")] == [
-        "stem.weight", "norm.weight", "body.weight", "groups.weight", "down.weight", "layer.weight", "up.weight", "head.weight",
-    ]  # fmt: skip
+        "stem.weight",
+        "norm.weight",
+        "body.weight",
+        "groups.weight",
+        "down.weight",
+        "layer.weight",
+        "up.weight",
+        "head.weight",
+    ]
 
 
 @pytest.mark.slow

@@ -232,9 +232,11 @@ def _groups_of(module: str, settings: _Settings, tensors: Tensors) -> _Groups:
     outputs = codes.shape[1] * (len(shifts) if is_awq else 1)
     words = torch.int32
     fits = (
-        codes.dtype == zeros.dtype == words and scales.is_floating_point()
-        and scales.shape[1] == zeros.shape[1] * len(shifts) == outputs and len(scales) == len(zeros)
-    )  # fmt: skip
+        codes.dtype == zeros.dtype == words
+        and scales.is_floating_point()
+        and scales.shape[1] == zeros.shape[1] * len(shifts) == outputs
+        and len(scales) == len(zeros)
+    )
     given = tensors.get(f"{module}{_GROUPS}")
     size = settings.group_size if settings.group_size > 0 else inputs
     groups = torch.arange(inputs) // size if given is None else given().long()

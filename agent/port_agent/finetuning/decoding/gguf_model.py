@@ -108,12 +108,20 @@ def _plain_shape(kind: str, given: Mapping[str, Any], tied: bool) -> GgufShape:
     if of.get("rope.scaling.type", "none") == "linear":
         rope |= {"rope_type": "linear", "factor": _shortest(of["rope.scaling.factor"])}
     config = transformers.AutoConfig.for_model(
-        kind, vocab_size=len(given["tokenizer.ggml.tokens"]), hidden_size=width, intermediate_size=of["feed_forward_length"],
-        num_hidden_layers=of["block_count"], num_attention_heads=heads, num_key_value_heads=of.get("attention.head_count_kv", heads),
-        head_dim=of.get("attention.key_length", width // heads), max_position_embeddings=of["context_length"],
-        rms_norm_eps=_shortest(of["attention.layer_norm_rms_epsilon"]), rope_parameters=dict(rope), tie_word_embeddings=tied,
+        kind,
+        vocab_size=len(given["tokenizer.ggml.tokens"]),
+        hidden_size=width,
+        intermediate_size=of["feed_forward_length"],
+        num_hidden_layers=of["block_count"],
+        num_attention_heads=heads,
+        num_key_value_heads=of.get("attention.head_count_kv", heads),
+        head_dim=of.get("attention.key_length", width // heads),
+        max_position_embeddings=of["context_length"],
+        rms_norm_eps=_shortest(of["attention.layer_norm_rms_epsilon"]),
+        rope_parameters=dict(rope),
+        tie_word_embeddings=tied,
         architectures=[class_name(kind)],
-    )  # fmt: skip
+    )
     return GgufShape(kind, config, rope)
 
 

@@ -87,11 +87,17 @@ def _written(given: Mapping[str, Any], splitting: Splitting, *, begins: bool) ->
     used = [number for number, kind in enumerate(kinds) if kind != TokenKind.UNUSED]
     added = [
         {
-            "id": number, "content": tokens[number], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+            "id": number,
+            "content": tokens[number],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
             "special": kinds[number] == TokenKind.CONTROL,
         }
-        for number in used if kinds[number] in _ADDED
-    ]  # fmt: skip
+        for number in used
+        if kinds[number] in _ADDED
+    ]
     first = given.get(f"{_KEY}bos_token_id") if begins else None
     last = given.get(f"{_KEY}eos_token_id") if given.get(f"{_KEY}add_eos_token") else None
     return {
@@ -102,10 +108,12 @@ def _written(given: Mapping[str, Any], splitting: Splitting, *, begins: bool) ->
         "post_processor": _marked(tokens, first, last),
         "decoder": _BYTE_LEVEL,
         "model": {
-            "type": "BPE", "vocab": {tokens[number]: number for number in used}, "merges": given[f"{_KEY}merges"],
+            "type": "BPE",
+            "vocab": {tokens[number]: number for number in used},
+            "merges": given[f"{_KEY}merges"],
             "ignore_merges": splitting.whole_words,
         },
-    }  # fmt: skip
+    }
 
 
 def _marked(tokens: list[str], first: int | None, last: int | None) -> dict[str, Any]:

@@ -40,10 +40,18 @@ def _become_worker(options: FinetuneWorkerOptions) -> NoReturn:
     added = memory.environment(page_dir, ram_bytes=job.ram_bytes)
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     budget = ExecOptions(
-        ram_bytes=job.ram_bytes, tensors_bytes=None, page_dir=job.page_dir, read_bytes_per_s=None, write_bytes_per_s=None,
-        step_deadline_s=None, writes_per_step=None, report=None, wear_joules=wear_joules_per_byte(page_dir),
-        data_limited=soft != resource.RLIM_INFINITY, memory=memory,
-    )  # fmt: skip
+        ram_bytes=job.ram_bytes,
+        tensors_bytes=None,
+        page_dir=job.page_dir,
+        read_bytes_per_s=None,
+        write_bytes_per_s=None,
+        step_deadline_s=None,
+        writes_per_step=None,
+        report=None,
+        wear_joules=wear_joules_per_byte(page_dir),
+        data_limited=soft != resource.RLIM_INFINITY,
+        memory=memory,
+    )
     restored = {name: os.environ.get(name) for name in added}
     files = () if given is None else (given.encoded(),)
     program = (

@@ -136,9 +136,17 @@ class DevicePool:
         return held, None
 
     def make_free(
-        self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage],
-        held: list[Storage], entry: Entry | None, mapped: MappedTiling | None, *, writes: bool,
-    ) -> None:  # fmt: skip
+        self,
+        traits: OperatorTraits,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        inputs: list[Storage],
+        held: list[Storage],
+        entry: Entry | None,
+        mapped: MappedTiling | None,
+        *,
+        writes: bool,
+    ) -> None:
         """Free memory for an operator's results and workspace, in the pool where they will be."""
         there = kwargs.get("device")
         residency = self.residency if there is None or self._is_named(there) else self._pools.host
@@ -155,9 +163,14 @@ class DevicePool:
             raise self._full(traits, inputs) from error
 
     def run_tiles(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tiling: OperatorTiling, inputs: list[Storage],
+        self,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        tiling: OperatorTiling,
+        inputs: list[Storage],
         written: list[Storage],
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Run an operator in tiles; what it makes begins whole, and leaves at once where it does not fit.
 
         Raises DeviceFullError.

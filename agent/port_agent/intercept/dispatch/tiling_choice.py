@@ -58,9 +58,17 @@ class TilingChoice:
         return held, mapped
 
     def make_free(
-        self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage],
-        held: list[Storage], entry: Entry | None, mapped: MappedTiling | None, *, writes: bool,
-    ) -> None:  # fmt: skip
+        self,
+        traits: OperatorTraits,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        inputs: list[Storage],
+        held: list[Storage],
+        entry: Entry | None,
+        mapped: MappedTiling | None,
+        *,
+        writes: bool,
+    ) -> None:
         """Free memory for the result and workspace of an operator that runs whole. Raises if there is not enough."""
         if mapped is not None:
             need_bytes = mapped.need_bytes

@@ -37,8 +37,15 @@ class StepFigures:
     def step_since(self, before: "StepFigures", loss: float | None = None, total_steps: int | None = None) -> StepDone:
         """Return the figures of the steps since `before`, as an event."""
         return StepDone(
-            step=self.steps, epoch=0, loss=loss, wall_s=self.wall_s - before.wall_s, cpu_s=self.cpu_s - before.cpu_s,
-            phases_s={"stall": self.stall_s - before.stall_s}, paged_in_bytes=self.read_bytes - before.read_bytes,
+            step=self.steps,
+            epoch=0,
+            loss=loss,
+            wall_s=self.wall_s - before.wall_s,
+            cpu_s=self.cpu_s - before.cpu_s,
+            phases_s={"stall": self.stall_s - before.stall_s},
+            paged_in_bytes=self.read_bytes - before.read_bytes,
             paged_out_bytes=self.written_bytes - before.written_bytes,
-            unworn_bytes=self.unworn_bytes - before.unworn_bytes, peak_rss_bytes=self.peak_bytes, total_steps=total_steps,
-        )  # fmt: skip
+            unworn_bytes=self.unworn_bytes - before.unworn_bytes,
+            peak_rss_bytes=self.peak_bytes,
+            total_steps=total_steps,
+        )

@@ -101,9 +101,16 @@ _PSRAM_BYTES = 16 * KIB * KIB
 
 
 _LARGE = FirmwareBoard(
-    name="", title="", port="posix", cpu=(), ram_bytes=256 * KIB, flash_bytes=1024 * KIB,
-    payload_bytes=1024, ring_bytes=2048, stack_bytes=4 * KIB,
-)  # fmt: skip
+    name="",
+    title="",
+    port="posix",
+    cpu=(),
+    ram_bytes=256 * KIB,
+    flash_bytes=1024 * KIB,
+    payload_bytes=1024,
+    ring_bytes=2048,
+    stack_bytes=4 * KIB,
+)
 _NRF52 = replace(
     _LARGE,
     port="nrf5x",
@@ -131,16 +138,34 @@ _NRF51 = replace(
     defines={"PORT_PIN_TX": 24, "PORT_PIN_RX": 25},
 )
 _SAMD21 = replace(
-    _SMALL, port="samd21", cpu=M0PLUS, ram_bytes=32 * KIB, flash_origin=0x2000, flash_reserved_bytes=0x2000,
-    page_bytes=256, probe_target="atsamd21g18a", uf2_family=0x68ED2B88,
-)  # fmt: skip
+    _SMALL,
+    port="samd21",
+    cpu=M0PLUS,
+    ram_bytes=32 * KIB,
+    flash_origin=0x2000,
+    flash_reserved_bytes=0x2000,
+    page_bytes=256,
+    probe_target="atsamd21g18a",
+    uf2_family=0x68ED2B88,
+)
 _STM32F4 = replace(
-    _LARGE, port="stm32f4", cpu=M4F, ram_bytes=128 * KIB, flash_origin=0x0800_0000, page_bytes=128 * KIB,
-    interrupts=82, uart_interrupt=37, defines={"PORT_EMULATED": 0, "PORT_USART": 1},
-)  # fmt: skip
+    _LARGE,
+    port="stm32f4",
+    cpu=M4F,
+    ram_bytes=128 * KIB,
+    flash_origin=0x0800_0000,
+    page_bytes=128 * KIB,
+    interrupts=82,
+    uart_interrupt=37,
+    defines={"PORT_EMULATED": 0, "PORT_USART": 1},
+)
 _NUCLEO_F446 = replace(
-    _STM32F4, flash_bytes=512 * KIB, interrupts=97, uart_interrupt=38, defines={"PORT_EMULATED": 0, "PORT_USART": 2},
-)  # fmt: skip
+    _STM32F4,
+    flash_bytes=512 * KIB,
+    interrupts=97,
+    uart_interrupt=38,
+    defines={"PORT_EMULATED": 0, "PORT_USART": 2},
+)
 
 
 def _spi(select: int, clock: int, out: int, into: int, high: tuple[int, int] | None = None) -> dict[str, int]:

@@ -37,8 +37,16 @@ def write_uf2(path: Path, origin: int, data: bytes, family: int) -> None:
         chunk = data[number * UF2_PAYLOAD : (number + 1) * UF2_PAYLOAD].ljust(UF2_PAYLOAD, b"\xff")
         blocks.append(
             UF2_BLOCK.pack(
-                UF2_MAGIC[0], UF2_MAGIC[1], UF2_FAMILY_PRESENT, origin + number * UF2_PAYLOAD, UF2_PAYLOAD, number,
-                count, family, chunk, UF2_MAGIC[2],
+                UF2_MAGIC[0],
+                UF2_MAGIC[1],
+                UF2_FAMILY_PRESENT,
+                origin + number * UF2_PAYLOAD,
+                UF2_PAYLOAD,
+                number,
+                count,
+                family,
+                chunk,
+                UF2_MAGIC[2],
             )
-        )  # fmt: skip
+        )
     path.write_bytes(b"".join(blocks))

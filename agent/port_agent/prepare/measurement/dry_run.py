@@ -127,9 +127,16 @@ class DryRunWorkers:
         return start_worker(LOADED_WORKER, limit_bytes=_CACHE_LIMIT_BYTES, threads=self.threads)
 
     def dry_run(
-        self, path: Path, page_dirs: Sequence[Path], *, throttle: Throttle | None = None, compared: int = 0,
-        probe_packing: bool = False, steps: int = DRY_RUN_STEPS, meanwhile: Callable[[], None] = nothing,
-    ) -> DryRun:  # fmt: skip
+        self,
+        path: Path,
+        page_dirs: Sequence[Path],
+        *,
+        throttle: Throttle | None = None,
+        compared: int = 0,
+        probe_packing: bool = False,
+        steps: int = DRY_RUN_STEPS,
+        meanwhile: Callable[[], None] = nothing,
+    ) -> DryRun:
         """Run a few steps of a bundle, paging to a directory on each of its media, and return the figures.
 
         At least `compared` steps are compared with plain PyTorch's. `probe_packing`: also measure what packing
@@ -158,9 +165,15 @@ class DryRunWorkers:
         with _page_folders(page_dirs) as (folder, *further):
             compared, result = len(manifest.plain.results.losses), folder / "result.safetensors"
             options = TorchOptions(
-                bundle=path, state_dir=folder, scratch_dirs=tuple(further), steps=compared or manifest.accumulate, verify=compared,
-                referee=compared > 0, discard=True, out=result,
-            )  # fmt: skip
+                bundle=path,
+                state_dir=folder,
+                scratch_dirs=tuple(further),
+                steps=compared or manifest.accumulate,
+                verify=compared,
+                referee=compared > 0,
+                discard=True,
+                out=result,
+            )
             self._ran(options, nothing)
             check_readable(result, manifest)
 

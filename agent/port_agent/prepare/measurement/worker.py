@@ -72,9 +72,16 @@ class MeasurementWorker:
         self._helper, self._threads, self._was_asked = Helper(command, _EVENTS), threads, False
 
     def measure(
-        self, graphs: Iterable[StepGraph], threads: int, compute_watts: float, progress: Progress, shared: bytes = b"",
-        *, resident: bool = True, elsewhere: bool = False,
-    ) -> MeasuredCosts:  # fmt: skip
+        self,
+        graphs: Iterable[StepGraph],
+        threads: int,
+        compute_watts: float,
+        progress: Progress,
+        shared: bytes = b"",
+        *,
+        resident: bool = True,
+        elsewhere: bool = False,
+    ) -> MeasuredCosts:
         """Profile the operators; while they run, they draw `compute_watts`.
 
         `shared`: what another machine of this kind measured (`port_planner.profiling.shared_costs`), to be checked by a

@@ -107,9 +107,16 @@ def _seconds(backend: Backend, ring: TransferRing | None, nbytes: int, *, out: b
 
 
 def placed_job(
-    captured: CapturedJob, on_cpu: MeasuredCosts, on_device: MeasuredCosts, kind: str, links: Links, watts: float, memory: PlacementMemory, *,
+    captured: CapturedJob,
+    on_cpu: MeasuredCosts,
+    on_device: MeasuredCosts,
+    kind: str,
+    links: Links,
+    watts: float,
+    memory: PlacementMemory,
+    *,
     time_limit_s: float,
-) -> PlacedJob:  # fmt: skip
+) -> PlacedJob:
     """Return the job with its operators where they take the least time within `memory`, by measurements of
     each graph on both devices.
 

@@ -89,9 +89,16 @@ def on_cores_of(team: CpuTeam) -> Iterator[None]:
 
 
 def team_placement(
-    captured: CapturedJob, measured: Sequence[MeasuredCosts], threads: int, teams: Sequence[CpuTeam], times: TeamTimes,
-    watts: Sequence[float], static_watts: float, *, time_limit_s: float,
-) -> TeamPlacement:  # fmt: skip
+    captured: CapturedJob,
+    measured: Sequence[MeasuredCosts],
+    threads: int,
+    teams: Sequence[CpuTeam],
+    times: TeamTimes,
+    watts: Sequence[float],
+    static_watts: float,
+    *,
+    time_limit_s: float,
+) -> TeamPlacement:
     """Return the job with each operator on the team that takes the fewest joules, without taking longer than
     the fastest team for all.
 

@@ -166,11 +166,21 @@ def _followed(
     with tempfile.TemporaryDirectory(dir=script.page_dir, prefix=".port-alone-") as folder:
         target = Path(folder).absolute() / "followed"
         request = Follow(
-            script=str(script.path), folder=folder, target=str(target), device=kind_of_job(captured.job), threads=script.threads,
-            rows=rows, finds_beside=not sys.flags.safe_path, least_updates=_least_updates(captured), most_updates=_known_updates(captured), within_s=_WITHIN_S, ram_bytes=script.ram_bytes,
-            trained_updates=0 if captured.known is not None else script.updates, unchanged_within_s=_UNCHANGED_WITHIN_S,
+            script=str(script.path),
+            folder=folder,
+            target=str(target),
+            device=kind_of_job(captured.job),
+            threads=script.threads,
+            rows=rows,
+            finds_beside=not sys.flags.safe_path,
+            least_updates=_least_updates(captured),
+            most_updates=_known_updates(captured),
+            within_s=_WITHIN_S,
+            ram_bytes=script.ram_bytes,
+            trained_updates=0 if captured.known is not None else script.updates,
+            unchanged_within_s=_UNCHANGED_WITHIN_S,
             schedule=spelled(captured.job.optimizer, captured.schedule),
-        )  # fmt: skip
+        )
         _run(msgspec.json.encode(request), script.threads, guarded)
         return msgspec.msgpack.decode(target.read_bytes(), type=RefereeResults)
 

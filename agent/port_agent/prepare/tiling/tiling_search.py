@@ -100,9 +100,16 @@ class TilingSearch:
     """Tilings of the halves, planned as they are found for one budget; `best` is the cheapest."""
 
     def __init__(
-        self, whole: TiledJob, presplit: TiledJob, target: CutTarget, quick: make_bundle.PlanFunction, search_s: float,
-        known_joules: float, *, reordered: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        whole: TiledJob,
+        presplit: TiledJob,
+        target: CutTarget,
+        quick: make_bundle.PlanFunction,
+        search_s: float,
+        known_joules: float,
+        *,
+        reordered: bool = False,
+    ) -> None:
         self.presplit, self.target, self.quick = presplit, target, quick
         self.device, self.ram_bytes = target.device, target.ram_bytes
         graphs = presplit.captured.graphs

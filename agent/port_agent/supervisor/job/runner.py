@@ -263,10 +263,19 @@ class Runner:
         now_s, limits = self._clock.monotonic_s(), conditions.worker_limits(plan)
         log = JobLog(self._store.job_dir(job.id), conditions.job_log_bytes)
         self._run = WorkerRun(
-            job.id, program, log, program.plans, plan.index, plan, limits, None,
-            last_checkpoint_s=now_s, last_flush_s=now_s, switched_at_s=now_s - PLAN_SWITCH_PAUSE_S,
+            job.id,
+            program,
+            log,
+            program.plans,
+            plan.index,
+            plan,
+            limits,
+            None,
+            last_checkpoint_s=now_s,
+            last_flush_s=now_s,
+            switched_at_s=now_s - PLAN_SWITCH_PAUSE_S,
             silence=SilenceMonitor(now_s),
-        )  # fmt: skip
+        )
         self._mark_running(job, plan.index)
         if self.meter is not None:
             self.meter.on_worker_start(str(job.id), now_s, job.label, self.cpu_s)

@@ -219,9 +219,17 @@ def worker_command(
         if spec.kind is JobKind.FINETUNE:
             out = paths.federation / RESULT_PART_FILE
     options = WorkerOptions(
-        bundle=paths.bundle or paths.job_dir, state_dir=paths.state, plan=plan, data=paths.data, epochs=spec.epochs,
-        steps=spec.steps, out=out, checkpoint_every=checkpoint_every, round=number, user=spec.owner,
-    )  # fmt: skip
+        bundle=paths.bundle or paths.job_dir,
+        state_dir=paths.state,
+        plan=plan,
+        data=paths.data,
+        epochs=spec.epochs,
+        steps=spec.steps,
+        out=out,
+        checkpoint_every=checkpoint_every,
+        round=number,
+        user=spec.owner,
+    )
     revision = () if revised is None else ("--revision", str(revised))
     return (
         *kind.program,

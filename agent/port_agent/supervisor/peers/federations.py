@@ -397,11 +397,21 @@ class Federations:
         await asyncio.to_thread(_emptied, messages)
         led.round_devices = tuple(member.name for member in members)
         order = RoundOrder(
-            run_id=int(run.run[:15], 16), number=run.done + 1, folder=str(folder), bundle=str(bundle),
-            names={member.node: member.name for member in members}, goal=settings.goal or len(members),
-            timeout_s=_FINAL_S if final else settings.timeout_s, min_share=settings.min_share, clip=settings.clip,
-            noise=settings.noise, epsilon_budget=settings.epsilon_budget, secure=settings.secure and not final, final=final, server=settings.server,
-        )  # fmt: skip
+            run_id=int(run.run[:15], 16),
+            number=run.done + 1,
+            folder=str(folder),
+            bundle=str(bundle),
+            names={member.node: member.name for member in members},
+            goal=settings.goal or len(members),
+            timeout_s=_FINAL_S if final else settings.timeout_s,
+            min_share=settings.min_share,
+            clip=settings.clip,
+            noise=settings.noise,
+            epsilon_budget=settings.epsilon_budget,
+            secure=settings.secure and not final,
+            final=final,
+            server=settings.server,
+        )
         tensors = (await self._jobs.tensors_of(job)).fingerprint
         by_node = {member.node: member for member in members}
         post = _Outbox(job.spec.name, run.run, tensors, order, messages, by_node, self._ask)

@@ -30,11 +30,18 @@ def _lstm(call: GraphCall) -> bool:
         sizes |= {"output": (length, rows, hidden), "hy_": (rows, hidden), "cy_": (rows, hidden)}
     kind = _kind_of(call, "input")
     return (
-        kind in _LSTM_NUMBERS and min(length, rows, width, hidden) > 0 and call.size("mode") == _LSTM_MODE and call.arguments.get("batch_sizes") == ()
-        and all(isinstance(call.arguments.get(n), bool) for n in _LSTM_FLAGS) and 0 < call.size("num_layers") <= _MAX_LAYERS
-        and all(call.shape(n) == size and _dense_rows(call.value(n)) and _kind_of(call, n) == kind for n, size in sizes.items())
+        kind in _LSTM_NUMBERS
+        and min(length, rows, width, hidden) > 0
+        and call.size("mode") == _LSTM_MODE
+        and call.arguments.get("batch_sizes") == ()
+        and all(isinstance(call.arguments.get(n), bool) for n in _LSTM_FLAGS)
+        and 0 < call.size("num_layers") <= _MAX_LAYERS
+        and all(
+            call.shape(n) == size and _dense_rows(call.value(n)) and _kind_of(call, n) == kind
+            for n, size in sizes.items()
+        )
         and (not backward or _lstm_of_forward(call, sizes))
-    )  # fmt: skip
+    )
 
 
 def _lstm_of_forward(call: GraphCall, sizes: Mapping[str, Shape]) -> bool:

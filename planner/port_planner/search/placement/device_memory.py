@@ -122,10 +122,17 @@ def held_of(graph: StepGraph, homes: Mapping[str, int] = {}, *, host: int = 0) -
         owner = None if known is not None else writers[0] if writers else None if batch else uses[0]
         found.append(
             HeldStorage(
-                storage.nbytes, owner, host if known is None else known, uses, tuple(map(tuple, segments.values())),
-                lasting=storage.role is not Role.TEMPORARY, copies_last=batch, kept=s in graph.kept, written=bool(writers),
+                storage.nbytes,
+                owner,
+                host if known is None else known,
+                uses,
+                tuple(map(tuple, segments.values())),
+                lasting=storage.role is not Role.TEMPORARY,
+                copies_last=batch,
+                kept=s in graph.kept,
+                written=bool(writers),
             )
-        )  # fmt: skip
+        )
     return tuple(found)
 
 

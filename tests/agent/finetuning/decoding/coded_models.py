@@ -48,8 +48,10 @@ def gptq_layer(outputs: int, inputs: int, bits: int = 4, *, offset: int = 1, in_
         weight[:, column] = (codes[:, column] - zeros[group]) * scales[group].float()
     tensors = {
         ".qweight": _words(codes, bits, _in_order(bits)).T.contiguous(),
-        ".qzeros": _words(zeros - offset, bits, _in_order(bits)), ".scales": scales, ".g_idx": groups.int(),
-    }  # fmt: skip
+        ".qzeros": _words(zeros - offset, bits, _in_order(bits)),
+        ".scales": scales,
+        ".g_idx": groups.int(),
+    }
     return tensors, weight
 
 

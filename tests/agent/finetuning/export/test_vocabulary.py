@@ -49,9 +49,11 @@ def test_marks_that_a_tokenizer_adds_are_added_there(written: dict[str, Any]) ->
     begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
     text = {"Sequence": {"id": "A", "type_id": 0}}
     marked = {
-        "type": "TemplateProcessing", "single": [begin, text], "pair": [begin, text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "type": "TemplateProcessing",
+        "single": [begin, text],
+        "pair": [begin, text, {"Sequence": {"id": "B", "type_id": 1}}],
         "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}},
-    }  # fmt: skip
+    }
     found = vocabulary_of(tokenizer_of({**written, "post_processor": marked}), VOCABULARY)
     assert found.begins and not found.ends
 

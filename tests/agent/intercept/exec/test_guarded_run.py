@@ -17,11 +17,26 @@ COUNTERS = GuardCounters(
     }
 )
 CHILD = ProcessUse(
-    pid=7, name="python train.py", guarded=True, peak_bytes=200 * MIB, read_faults=10, write_faults=20, read_bytes=MIB, written_bytes=MIB
-)  # fmt: skip
+    pid=7,
+    name="python train.py",
+    guarded=True,
+    peak_bytes=200 * MIB,
+    read_faults=10,
+    write_faults=20,
+    read_bytes=MIB,
+    written_bytes=MIB,
+)
 ALONE = GuardedRun(
-    peak_bytes=300 * MIB, together_bytes=300 * MIB, tensor_bytes=40 * MIB, rest_bytes=270 * MIB, needed_bytes=0, program=None, children=(), forgotten=0, counters=COUNTERS
-)  # fmt: skip
+    peak_bytes=300 * MIB,
+    together_bytes=300 * MIB,
+    tensor_bytes=40 * MIB,
+    rest_bytes=270 * MIB,
+    needed_bytes=0,
+    program=None,
+    children=(),
+    forgotten=0,
+    counters=COUNTERS,
+)
 LAUNCHER = replace(ALONE, together_bytes=600 * MIB, children=(CHILD, replace(CHILD, pid=8, peak_bytes=190 * MIB)))
 
 

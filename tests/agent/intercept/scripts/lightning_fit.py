@@ -54,10 +54,17 @@ def main(folder: Path) -> None:
     for epochs, resume in ((2, None), (3, folder / "kept" / "last.ckpt")):
         keep = ModelCheckpoint(folder / "kept", monitor="held_out", save_last=True, filename="{epoch}")
         trainer = lightning.Trainer(
-            max_epochs=epochs, accelerator="cpu", gradient_clip_val=0.5, accumulate_grad_batches=2, callbacks=[keep],
-            logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=1,
+            max_epochs=epochs,
+            accelerator="cpu",
+            gradient_clip_val=0.5,
+            accumulate_grad_batches=2,
+            callbacks=[keep],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=1,
             default_root_dir=folder,
-        )  # fmt: skip
+        )
         trainer.fit(
             Classifier(),
             DataLoader(rows, 16, shuffle=True),

@@ -39,10 +39,17 @@ def main(folder: Path) -> None:
     tokenizer = words()
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=max(len(tokenizer), 2048), hidden_size=512, intermediate_size=1376, num_hidden_layers=4,
-            num_attention_heads=8, num_key_value_heads=4, pad_token_id=1, bos_token_id=2, eos_token_id=3,
+            vocab_size=max(len(tokenizer), 2048),
+            hidden_size=512,
+            intermediate_size=1376,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            pad_token_id=1,
+            bos_token_id=2,
+            eos_token_id=3,
         )
-    )  # fmt: skip
+    )
     arguments = SFTConfig(
         str(folder / "run"), max_steps=6, per_device_train_batch_size=4, gradient_accumulation_steps=2, max_length=64,
         logging_steps=1, eval_strategy="steps", eval_steps=3, save_steps=3, report_to=[], use_cpu=True, bf16=False,

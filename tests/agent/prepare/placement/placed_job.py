@@ -47,9 +47,16 @@ def captured_job(accumulate: int = 1, further: int = 0) -> CapturedJob:
     data = [torch.randn(10, 3, 8, 8), torch.randint(0, 5, (10,))]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     job = TrainingJob(
-        model, loss, optimizer, data, 4, accumulate=accumulate, eval_data=[column[:5] for column in data], drop_last=accumulate > 1,
+        model,
+        loss,
+        optimizer,
+        data,
+        4,
+        accumulate=accumulate,
+        eval_data=[column[:5] for column in data],
+        drop_last=accumulate > 1,
         buckets=[Bucket([torch.randn(further, 3, 8, 8), torch.randint(0, 5, (further,))], 3)] if further else [],
-    )  # fmt: skip
+    )
     steps = compared_steps(job)
     return with_expected_results(make_bundle.prepare(job, followed=steps), steps)
 

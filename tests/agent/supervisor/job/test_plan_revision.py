@@ -26,9 +26,16 @@ ROOM = 1 << 30
 def step(wall_s: float = 2.0, stall_s: float = 0.5, cpu_s: float = 1.2, moved: int = 10**6) -> StepDone:
     phases = {"stall": stall_s, "page_in": 0.5, "page_out": 0.25}
     return StepDone(
-        step=1, epoch=0, loss=1.0, wall_s=wall_s, cpu_s=cpu_s, phases_s=phases, paged_in_bytes=moved, paged_out_bytes=moved,
+        step=1,
+        epoch=0,
+        loss=1.0,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        phases_s=phases,
+        paged_in_bytes=moved,
+        paged_out_bytes=moved,
         planned_compute_s=0.5,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("one_thread", "compute"), [(True, 2.4), (False, 3.0)])

@@ -43,9 +43,19 @@ def run(root: Path, plan: int | None) -> WorkerRun:
         return WorkerProcess(Launch(()), on_event=print, on_output=print, on_exit=print, on_disobedience=print)
 
     return WorkerRun(
-        4, asyncio.run(make()), JobLog(root, MIB), PLANS, plan, None, WorkerLimits(memory_max(100 * MIB), 100.0), None,
-        last_checkpoint_s=0.0, last_flush_s=0.0, switched_at_s=0.0, silence=SilenceMonitor(0.0),
-    )  # fmt: skip
+        4,
+        asyncio.run(make()),
+        JobLog(root, MIB),
+        PLANS,
+        plan,
+        None,
+        WorkerLimits(memory_max(100 * MIB), 100.0),
+        None,
+        last_checkpoint_s=0.0,
+        last_flush_s=0.0,
+        switched_at_s=0.0,
+        silence=SilenceMonitor(0.0),
+    )
 
 
 @pytest.mark.parametrize(("plan", "peak"), [(3, 100 * MIB), (1, 0), (None, 0)])

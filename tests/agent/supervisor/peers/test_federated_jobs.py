@@ -87,9 +87,16 @@ class Home:
         whole = message or self.message
         digest, tensors = hashlib.sha256(whole).hexdigest(), self.tensors.fingerprint
         return MessageChunk(
-            job=NAME, run=run, message=digest, tensors=tensors, total=len(whole), offset=begin, data=whole[begin:end],
-            number=3, lease_s=self.lease_s,
-        )  # fmt: skip
+            job=NAME,
+            run=run,
+            message=digest,
+            tensors=tensors,
+            total=len(whole),
+            offset=begin,
+            data=whole[begin:end],
+            number=3,
+            lease_s=self.lease_s,
+        )
 
     async def ask(self, request: Invitation | MessageChunk | ReplyRequest | RoundEnd) -> TaskAnswer:
         return await self.jobs.respond(ATTIC, request)

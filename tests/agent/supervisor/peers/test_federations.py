@@ -146,8 +146,13 @@ def test_what_a_round_waits_for_is_told_of_each_device(tmp_path: Path, monkeypat
     post = federations._Outbox(JOB, "ab" * 16, "cd" * 32, order, tmp_path, {}, ask)
     asyncio.run(post._deliver(federations._Member(5, "cellar", "C"), tmp_path / "message", "ef" * 32))
     assert [one.get("cellar") for one in told] == [
-        None, "not reached: it is not connected", "receives the weights", "receives the weights", "not charging", "works on it"
-    ] and post.awaited == {}  # fmt: skip
+        None,
+        "not reached: it is not connected",
+        "receives the weights",
+        "receives the weights",
+        "not charging",
+        "works on it",
+    ] and post.awaited == {}
 
 
 class Alone:

@@ -51,9 +51,15 @@ class Home:
         heartbeat = msgspec.structs.replace(HEARTBEAT, name=root.name)
         health, clock, answers = HealthBoard(), SystemClock(), Answers()
         self.keeper = FleetKeeper(
-            root, health, clock, PeerDiscovery(root, health, clock), lambda: heartbeat, self.audits.append,
-            lambda whole, short: None, answers,
-        )  # fmt: skip
+            root,
+            health,
+            clock,
+            PeerDiscovery(root, health, clock),
+            lambda: heartbeat,
+            self.audits.append,
+            lambda whole, short: None,
+            answers,
+        )
         self.introducing = answers.introducing = Introducer(self.keeper, self.audits.append)
         self.introducing._options = options
         self.keeper.apply(AgentOptions(peer_port=self.port))

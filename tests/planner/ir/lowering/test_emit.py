@@ -33,9 +33,18 @@ def test_nothing_decided_is_the_operators_and_what_is_freed() -> None:
 def test_a_page_goes_out_behind_compute_and_is_asked_for_in_time() -> None:
     program = lower(graph(), costs(), PAGE_A)
     assert shown(program) == [
-        ("RUN", 0), ("RUN", 1), ("WRITE", A), ("READ", A), ("RUN", 2), ("FREE", B), ("WAIT_WRITE", A), ("RUN", 3),
-        ("WAIT_READ", A), ("RUN", 4), ("FREE", A),
-    ]  # fmt: skip
+        ("RUN", 0),
+        ("RUN", 1),
+        ("WRITE", A),
+        ("READ", A),
+        ("RUN", 2),
+        ("FREE", B),
+        ("WAIT_WRITE", A),
+        ("RUN", 3),
+        ("WAIT_READ", A),
+        ("RUN", 4),
+        ("FREE", A),
+    ]
     assert (program.read_bytes, program.written_bytes) == (400, 400)
     assert program.joules == pytest.approx(25.0 + 400 * 0.001 + 400 * 0.002 + 2.0 * program.seconds)
 

@@ -30,16 +30,16 @@ from port_agent.energy.attribution.one_job import EnergyPhase
 from port_agent.energy.ledger import FILE_NAME, Ledger
 from port_agent.energy.meter import EnergyMeter, MeterSeams
 from port_agent.energy.report import ReportOptions, read_report
-from port_agent.energy.sources.base import Kind, PowerSource, SourceError
 from port_agent.energy.sources.estimated import EstimatedSource
 from port_agent.energy.sources.ina3221 import Ina3221Source
+from port_agent.energy.sources.power_source import Kind, PowerSource, SourceError
 from port_agent.energy.sources.rapl import RaplSource
 from port_agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
 from port_agent.energy.wear_account import WearAccount
 from port_agent.system.clock import now_s
-from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import Event, StepDone
 from port_agent.worker.start import start_worker, torch_worker
+from port_agent.worker.worker_options import TorchOptions
 from port_planner.ir.bundle.bundle import read_manifest
 
 BUDGET = "700M"

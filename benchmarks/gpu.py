@@ -44,7 +44,7 @@ from port_planner.ir.graph import Phase
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.ir.torch_device import repeat_kernels
-from port_planner.profiling.operators import profile_operators
+from port_planner.profiling.operator_profile import profile_operators
 from port_planner.search.plan_step import plan_step
 
 STEPS = 3

@@ -10,18 +10,18 @@ import torch
 
 from benchmarks.models import make_optimizer, workload
 from port_agent.energy.sources.power_models import power_with
-from port_agent.prepare.making import bundle, device_costs
+from port_agent.prepare.making import bundle_maker, device_costs
 from port_agent.prepare.making.bundle_file import BundleFile
 from port_agent.prepare.making.packed_pages import with_packed_pages
 from port_agent.prepare.measurement.dry_run import Throttle
-from port_agent.prepare.measurement.worker import MeasurementWorker
+from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
 from port_agent.prepare.pools import Pools
 from port_agent.prepare.tiling.choice import again_with_base, choose_tiling
 from port_agent.prepare.tiling.split_gradients import with_split_gradients
 from port_agent.prepare.tiling.tiled_job import ComparisonLimits, CutTarget, TiledJob
-from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import plain_values
 from port_agent.worker.start import start_worker, torch_worker
+from port_agent.worker.worker_options import TorchOptions
 from port_planner import make_bundle
 from port_planner.ir.bundle.bundle import read_manifest
 from port_planner.ir.bundle.manifest import NO_LIMITS
@@ -114,9 +114,9 @@ class Ours:
             sliced = choose_tiling(
                 self.whole, self.halved, CutTarget(device, ram_bytes, self.room, lambda *_: None), planner, NO_LIMITS
             )
-            options = bundle.MakeOptions(Pools(ram_bytes), (self.folder,), planner, throttle=throttle(limits))
+            options = bundle_maker.MakeOptions(Pools(ram_bytes), (self.folder,), planner, throttle=throttle(limits))
             draft = BundleFile.beside(path, sliced.captured, self.threads)
-            bundle.make(path, draft, sliced.measured, device, options, lambda *_: None)
+            bundle_maker.make(path, draft, sliced.measured, device, options, lambda *_: None)
 
         try:
             again_with_base(make, device)

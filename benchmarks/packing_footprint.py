@@ -15,7 +15,7 @@ it (strategy "bittrain"). Both run in a worker of their own and must end with th
 "peak" is what the step holds at its fullest moment besides weights, buffers, optimizer state and batch, gradients and
 workspace included; "measured" the same by the worker's peak resident memory. `--pruned`: a second row for each model,
 which first trained that many steps in plain PyTorch while this share of its weights was pruned by magnitude
-(`port_planner.ir.bundle.pruning`), and whose workers keep pruning.
+(`port_planner.ir.bundle.pruning_schedule`), and whose workers keep pruning.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from benchmarks.ours import Ours
 from benchmarks.tables import table_console
 from port_agent.prepare.measurement.dry_run import DryRunWorkers
 from port_planner import make_bundle
-from port_planner.ir.bundle.pruning import Pruning
+from port_planner.ir.bundle.pruning_schedule import Pruning
 from port_planner.ir.costs import Codec, CostTable, by_version
 from port_planner.ir.graph import Phase, Role, StepGraph, references
 from port_planner.ir.lowering.lower import lower

@@ -40,7 +40,7 @@ from port_planner.ir.lowering.lower import lower
 from port_planner.ir.lowering.optimizer_scalars import StepScalars
 from port_planner.ir.plan import Plan
 from port_planner.problem.placed_step import on_kind, placed_step
-from port_planner.profiling.operators import profile_operators
+from port_planner.profiling.operator_profile import profile_operators
 from port_planner.search.placement.operator_devices import (
     DeviceChoice,
     DeviceLink,

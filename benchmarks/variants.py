@@ -29,8 +29,8 @@ from benchmarks.tables import table_console
 from port_agent.energy.media import FlashPrices, medium_of, medium_under
 from port_agent.energy.sources.power_models import power_with
 from port_agent.prepare.making import device_costs
+from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
 from port_agent.prepare.measurement.progress import Progress
-from port_agent.prepare.measurement.worker import MeasurementWorker
 from port_agent.prepare.tiling.choice import choose_tiling
 from port_agent.prepare.tiling.split_gradients import with_split_gradients
 from port_agent.prepare.tiling.tiled_job import ComparisonLimits, CutTarget, TiledJob

@@ -21,23 +21,23 @@ from rich.table import Table
 from benchmarks.models import CASES, make_optimizer, workload
 from port_agent.energy.media import FlashPrices, medium_of
 from port_agent.energy.sources.power_models import power_with
-from port_agent.prepare.making import bundle, device_costs
+from port_agent.prepare.making import bundle_maker, device_costs
 from port_agent.prepare.making.bundle_file import BundleFile
 from port_agent.prepare.measurement.dry_run import DryRunError
-from port_agent.prepare.measurement.worker import MeasurementWorker
+from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
 from port_agent.prepare.pools import Pools
 from port_agent.prepare.reference import with_expected_results
 from port_agent.prepare.whole_updates import with_whole_update
-from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import StepDone, TrainingFailed
 from port_agent.worker.start import start_worker, torch_worker
+from port_agent.worker.worker_options import TorchOptions
 from port_planner import make_bundle
 from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.bundle.manifest import WHOLE_UPDATE
 from port_planner.ir.costs import MediumKind
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ def rows_of(case: str, count: int, ram_bytes: int, folder: Path) -> list[Row]:
 
     def row(how: str, captured: CapturedJob, measured: MeasuredCosts) -> Row:
         path = folder / f"{how}.port"
-        options = bundle.MakeOptions(Pools(ram_bytes), (folder,), quick)
-        made = bundle.make(path, BundleFile.beside(path, captured, 1), measured, device, options, quiet)
+        options = bundle_maker.MakeOptions(Pools(ram_bytes), (folder,), quick)
+        made = bundle_maker.make(path, BundleFile.beside(path, captured, 1), measured, device, options, quiet)
         steps = run(path, folder / f"{how}.state", count, ram_bytes)
         return Row(
             how,

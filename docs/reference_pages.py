@@ -32,7 +32,7 @@ FORMATS = (
     Format("checkpoint", "agent/port_agent/training/state/checkpoint.py", r"_VERSIONS = \(([\d, ]+)\)", "a job's state, from which a killed run resumes"),
     Format("job record", "agent/port_agent/jobs/job.py", r"^RECORD_VERSION = (\d+)", "a row of the job store"),
     Format("energy ledger", "agent/port_agent/energy/ledger.py", r"^SCHEMA_VERSION = (\d+)", "`energy.sqlite` in the state directory; older ones are read and brought up to date"),
-    Format("control socket", "agent/port_agent/control/answers.py", r"^API_VERSION = (\d+)", "HTTP and JSON over a Unix socket: what the commands speak with the daemon"),
+    Format("control socket", "agent/port_agent/control/http_answers.py", r"^API_VERSION = (\d+)", "HTTP and JSON over a Unix socket: what the commands speak with the daemon"),
     Format("worker", "agent/port_agent/worker/protocol.py", r"^VERSION = (\d+)", "lines of JSON between the daemon and its workers"),
     Format("peers", "agent/port_agent/peers/connection/messages.py", r"NEWEST_VERSION = ([\d, ]+)", "messages between paired devices, over TLS 1.3: the oldest and the newest that are spoken"),
     Format("boards", "firmware/protocol/messages.h", r"PROTOCOL_VERSION (\d+)u", "frames on the serial line to a microcontroller: [the protocol](../../firmware/PROTOCOL.md)"),

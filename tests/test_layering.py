@@ -173,6 +173,20 @@ def test_no_module_imports_itself_through_others() -> None:
         pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
 
 
+def test_no_module_imports_two_of_one_name() -> None:
+    """A package and a module in it may have one name, and a command's module may have that of what it starts."""
+    met = {}
+    for module in SOURCES:
+        files = [m for m in imports_of(module) if SOURCES[m].name != "__init__.py"]
+        names = Counter(m.rpartition(".")[2] for m in files)
+        own = module.rpartition(".")[2]
+        if not inside(module, "port_agent.cli") and SOURCES[module].name != "__init__.py":
+            names[own] += 1
+        if twice := sorted(name for name, count in names.items() if count > 1):
+            met[module] = twice
+    assert not met, "give one of them the name of its room"
+
+
 def unit_of(module: str, room: str) -> str:
     """Return the folder of a room that a module lies in; "" for one that lies in the room itself."""
     rest = module.removeprefix(room).strip(".").split(".")

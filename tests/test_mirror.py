@@ -14,14 +14,14 @@ PACKAGES = {"agent": "port_agent", "planner": "port_planner"}
 
 TESTED_WITH = {
     "tests/agent/facts/test_power_supply.py": ("agent/facts/readings",),
-    "tests/agent/mcu/protocol/test_device.py": ("agent/mcu/board/errors",),
+    "tests/agent/mcu/protocol/test_device.py": ("agent/mcu/board/board_errors",),
     "tests/agent/peers/test_announcement.py": ("agent/peers/state",),
     "tests/planner/mcu/test_frontend.py": ("planner/mcu/zoo",),
 }
 """Modules that are tested together with another, by the test module that does it. It only ever gets shorter.
 
 Values without rules (`facts/readings`, `peers/state`), errors and networks that only their users can judge
-(`mcu/board/errors`, `mcu/zoo`).
+(`mcu/board/board_errors`, `mcu/zoo`).
 """
 
 

@@ -29,7 +29,7 @@ NO_PAGES = {
     "planner/port_planner/ir/devices/cpu_teams.py": "the most cores",
     "planner/port_planner/mcu/page_costs.py": "sectors of a NOR flash",
     "planner/port_planner/operators/__init__.py": "entries of a cache",
-    "planner/port_planner/profiling/operators.py": "a read whose latency is measured",
+    "planner/port_planner/profiling/operator_profile.py": "a read whose latency is measured",
     "agent/port_agent/guard/guard.c": "bins of sizes",
     "agent/port_agent/guard/store.c": "the longest path",
     "agent/port_agent/malloc/budget_malloc.c": "4096 divides every size of a page",

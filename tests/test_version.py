@@ -9,8 +9,8 @@ from tests.house import ROOT, parse
 ANNOUNCES = {
     "agent/port_agent/cli/__init__.py",
     "agent/port_agent/cli/manual.py",
-    "agent/port_agent/supervisor/peers/discovery.py",
-    "agent/port_agent/supervisor/peers/fleet.py",
+    "agent/port_agent/supervisor/peers/peer_discovery.py",
+    "agent/port_agent/supervisor/peers/peer_fleet.py",
     "agent/port_agent/supervisor/peers/peers.py",
 }
 """Modules that print the version or tell it to other devices."""

@@ -16,7 +16,7 @@ def remember_torch_settings() -> None:
         return
     import torch
 
-    from port_planner.exactness.arithmetic import set_arithmetic
+    from port_planner.exactness.applied_arithmetic import set_arithmetic
     from port_planner.ir.torch_arithmetic import arithmetic
 
     settings, dtype, gradients = arithmetic(), torch.get_default_dtype(), torch.is_grad_enabled()

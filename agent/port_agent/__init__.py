@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from port_agent.foreground.run import TrainingFailedError, TrainReport
     from port_agent.foreground.train import TrainRequest, train
     from port_agent.intercept.budget import Budget, Report, UnsupportedError, budget
-    from port_agent.planning.making import PlanReport, plan
+    from port_agent.planning.plan_making import PlanReport, plan
     from port_agent.planning.request import PlanRequest, RequestError
     from port_planner.base.errors import PortError
     from port_planner.job import TrainingJob
@@ -26,7 +26,7 @@ _HOMES = {
     "FinetuneError": "port_agent.finetuning.inputs.options",
     "FinetuneOptions": "port_agent.finetuning.inputs.options",
     "FinetuneRequest": "port_agent.foreground.finetune",
-    "PlanReport": "port_agent.planning.making",
+    "PlanReport": "port_agent.planning.plan_making",
     "PlanRequest": "port_agent.planning.request",
     "PortError": "port_planner.base.errors",
     "Report": "port_agent.intercept.budget",
@@ -38,7 +38,7 @@ _HOMES = {
     "UnsupportedError": "port_agent.intercept.budget",
     "budget": "port_agent.intercept.budget",
     "finetune": "port_agent.foreground.finetune",
-    "plan": "port_agent.planning.making",
+    "plan": "port_agent.planning.plan_making",
     "train": "port_agent.foreground.train",
 }
 """The public names, and the modules that have them."""

@@ -34,7 +34,7 @@ from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob, InfeasibleError
 from port_planner.plain_steps import dropped_optimizer_state, model_state, plain_losses
-from port_planner.profiling.operators import MeasuredCosts, profile_operators
+from port_planner.profiling.operator_profile import MeasuredCosts, profile_operators
 from port_planner.steps_ahead import known_steps
 
 FLASH = Flash("flash", 500e6, 500e6, 1e-4, 1e-9, 1e-9)

@@ -39,7 +39,7 @@ part "pages of 16 KiB, systemd, package" "machine" nice -n "${PORT_NICE:-10}" en
 on cortex-a76 "C extensions: packing" "${quick[@]}" tests/agent/packing
 on cortex-a76 "C extensions: allocator; facts of the machine" "${quick[@]}" tests/agent/malloc tests/agent/facts
 on cortex-a72 "system" "${quick[@]}" tests/agent/system
-on cortex-a72 "arithmetic, half products, code pages" "${quick[@]}" tests/planner/exactness/test_arithmetic.py \
+on cortex-a72 "arithmetic, half products, code pages" "${quick[@]}" tests/planner/exactness/test_applied_arithmetic.py \
 	tests/planner/exactness/test_half_products.py tests/planner/base/test_code_pages.py
 on cortex-a72 "weights of 16 bits computed with in float32" "${quick[@]}" tests/agent/finetuning/quantized/test_widened.py
 on cortex-a76 "operators in tiles and halves" "${quick[@]}" tests/planner/tiling/test_{blocks,gradients,norms,pixels,sums}.py

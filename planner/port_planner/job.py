@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from port_planner.base.errors import ExitCode, PortError, of_the_program
-from port_planner.ir.bundle.pruning import Pruning
+from port_planner.ir.bundle.pruning_schedule import Pruning
 
 if TYPE_CHECKING:
     import torch

@@ -13,10 +13,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from port_planner.base.bounds import MAX_WHOLE
 from port_planner.base.errors import of_the_program, place_of_function
 from port_planner.column_file import Column, as_column
+from port_planner.ir.allowed_operators import OPTIMIZERS
 from port_planner.ir.bundle.manifest import BucketSize
 from port_planner.ir.bundle.safetensors_io import STORED_DTYPES
 from port_planner.ir.lowering.optimizer_scalars import is_supported
-from port_planner.ir.operators import OPTIMIZERS
 from port_planner.job import Bucket, JobError, TrainingJob
 from port_planner.torch_compat.loading import is_compiled
 from port_planner.torch_compat.optimizers import all_step_hooks, hooks_before_steps, is_scheduled_step

@@ -18,7 +18,8 @@ from port_planner.capture.cross_step_state import StepResults
 from port_planner.capture.recorder import Tape
 from port_planner.capture.step import Capture, Fill, Repetition, capture_evaluation, capture_step
 from port_planner.column_file import Column, ColumnFile
-from port_planner.exactness.arithmetic import unchanged_arithmetic
+from port_planner.exactness.applied_arithmetic import unchanged_arithmetic
+from port_planner.ir.allowed_operators import check_operator
 from port_planner.ir.bundle.data_order import epoch_order
 from port_planner.ir.bundle.manifest import (
     NO_LIMITS,
@@ -44,13 +45,12 @@ from port_planner.ir.graph import Phase, Role, StepGraph, computed_bytes, storag
 from port_planner.ir.known_steps import KnownSteps
 from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.operands.verify import verify_operands
-from port_planner.ir.operators import check_operator
 from port_planner.ir.plan import Plan
 from port_planner.ir.spelled_schedule import SpelledSchedule
 from port_planner.job import JobError, TrainingJob, own_code
 from port_planner.job_checks import JobSamples, checked_columns, checked_samples
 from port_planner.job_device import kind_of_job, on_device
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.proximal import kept_starts
 from port_planner.schedules import Schedule, plateau_of, spelled, tabulated
 from port_planner.search import clock

@@ -23,7 +23,7 @@ from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.job import TrainingJob
 from port_planner.problem.whole_update import whole_update
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.pareto import full_batches
 from tests.agent.exactness import random_plan
 

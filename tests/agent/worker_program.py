@@ -27,7 +27,6 @@ from typing import Any
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import bytes_checksum
 from port_agent.worker.control import LeftOnRequest
-from port_agent.worker.options import BoardOptions
 from port_agent.worker.protocol import (
     CheckpointWritten,
     Command,
@@ -52,6 +51,7 @@ from port_agent.worker.protocol import (
     encode_message,
     plain_values,
 )
+from port_agent.worker.worker_options import BoardOptions
 from port_planner.base.errors import ExitCode
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from deploy.versions import SetupError, Store, rollback, write_stamp
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase
 from port_agent.energy.ledger import Ledger, LedgerError, MeterGap
-from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.power_source import Kind
 from port_agent.intercept.decisions.kept_plans import KeptPlan, keep_plan, read_plan
 from port_agent.jobs.job import Job, JobSpec, JobState
 from port_agent.jobs.store import JobStore

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import CheckpointWritten, LeaveNow, StepDone, WorkerReady
 from port_agent.worker.start import start_worker, torch_worker
+from port_agent.worker.worker_options import TorchOptions
 from port_planner.job import TrainingJob
 from tests.agent.jobs_small import write_job
 

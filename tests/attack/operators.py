@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.follow_zoo.operators import torch_functions
 from port_agent.training.step_values import StepValues
 from port_planner.base.errors import PortError
+from port_planner.ir.allowed_operators import OperatorError, check_operator
 from port_planner.ir.graph import (
     ITEM_BYTES,
     NamedArgument,
@@ -43,7 +44,6 @@ from port_planner.ir.graph import (
     verify_graph,
 )
 from port_planner.ir.operands.verify import verify_operands
-from port_planner.ir.operators import OperatorError, check_operator
 from port_planner.ir.torch_operators import resolve
 from tests.attack.children import lines_of_child
 from tests.attack.outcome import AttackOutcome

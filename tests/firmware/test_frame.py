@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.mcu.board.errors import FramingError
+from port_agent.mcu.board.board_errors import FramingError
 from port_agent.mcu.protocol.framing import decode_frame, encode_frame
 from port_planner.base.errors import PortError
 

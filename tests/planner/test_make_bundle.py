@@ -24,7 +24,7 @@ from port_planner.ir.known_steps import KnownSteps
 from port_planner.ir.spelled_schedule import SpelledSchedule
 from port_planner.job import JobError, ScriptError, TrainingJob
 from port_planner.make_bundle import InfeasibleError, default_planner, plan_all, prepare, tensor_chunks, write
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.plan_step import PlanResult
 from port_planner.steps_ahead import known_steps
 from tests.planner.tied_job import ROWS, job

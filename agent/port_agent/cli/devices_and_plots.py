@@ -30,7 +30,7 @@ from port_planner.ir.device_kinds import CPU, accelerator_of
 from port_planner.ir.devices.transfers import transfer_of
 
 if TYPE_CHECKING:
-    from port_agent.energy.sources.base import PowerSource
+    from port_agent.energy.sources.power_source import PowerSource
     from port_planner.ir.boards import Board
     from port_planner.ir.costs import CostTable
     from port_planner.ir.graph import StepGraph
@@ -312,7 +312,7 @@ def _elsewhere(one: OperatorSum) -> str:
 
 def _write_plot(graph: "StepGraph", costs: "CostTable", title: str, path: Path) -> None:
     """Draw the time of calls over the memory that they touch; raises UsageError if the file cannot be written."""
-    from port_planner.draw.operators import operators_svg, spots_of
+    from port_planner.draw.operator_chart import operators_svg, spots_of
 
     if path.suffix.lower() != ".svg":
         raise UsageError(f"--plot {path}: name a file that ends in .svg")

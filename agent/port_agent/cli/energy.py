@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from port_agent.energy.report import Amount, EnergyReport, ReportOptions
-    from port_agent.energy.sources.base import SourceInfo
+    from port_agent.energy.sources.power_source import SourceInfo
     from port_agent.energy.sources.registry import SourceReport
 
 _PLOT_COLUMNS = 100
@@ -342,7 +342,7 @@ def _show_plan(console: "Console", report: "EnergyReport") -> None:
 
 
 def _show_notes(console: "Console", report: "EnergyReport") -> None:
-    from port_agent.energy.sources.base import title_of
+    from port_agent.energy.sources.power_source import title_of
     from port_planner.base.units import format_seconds
 
     for source in report.sources:

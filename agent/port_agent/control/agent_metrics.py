@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from port_agent.control.answers import AgentStatus, DeviceState, RunStatus
+from port_agent.control.http_answers import AgentStatus, DeviceState, RunStatus
 from port_agent.jobs.job import Job, JobState
 from port_agent.system.prometheus import MetricFamily, gauge
 

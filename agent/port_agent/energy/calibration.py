@@ -17,7 +17,7 @@ import numpy as np
 
 from port_agent.energy.issues import IssueList
 from port_agent.energy.sampler import Sampler
-from port_agent.energy.sources.base import PowerSource
+from port_agent.energy.sources.power_source import PowerSource
 from port_agent.energy.sources.registry import SourceChoice
 from port_planner.base.errors import PortError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase, StepEnergy
 from port_agent.energy.attribution.timeline import GpuShare
-from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.power_source import Kind
 from port_agent.system.clock import day_start_s, local_clock_s
 from port_agent.system.database import (
     DamagedDatabaseError,

@@ -4,7 +4,7 @@ from concurrent.futures import Executor, Future
 
 from port_agent.energy.issues import IssueList
 from port_agent.energy.ledger import Batch, Ledger, LedgerError
-from port_agent.energy.sources.base import SourceError
+from port_agent.energy.sources.power_source import SourceError
 from port_agent.energy.wear import DiskCounter
 from port_agent.energy.wear_account import WearAccount
 

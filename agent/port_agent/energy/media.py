@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from port_agent.energy.sources.base import read_integer, read_text
+from port_agent.energy.sources.power_source import read_integer, read_text
 from port_agent.energy.wear import ASSUMED_CYCLES, NAME, SECTOR_BYTES, block_device_of, parse_life_time
 from port_planner.ir.costs import MediumKind
 

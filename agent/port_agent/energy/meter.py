@@ -23,9 +23,9 @@ from port_agent.energy.issues import EnergyIssue, IssueList
 from port_agent.energy.ledger import FILE_NAME, Ledger, MeterGap
 from port_agent.energy.ledger_writer import LedgerWriter
 from port_agent.energy.sampler import Sampler
-from port_agent.energy.sources.base import Kind, SourceInfo
 from port_agent.energy.sources.estimated import EstimatedSource, LoadProbe, PowerModel
 from port_agent.energy.sources.power_models import model_of
+from port_agent.energy.sources.power_source import Kind, SourceInfo
 from port_agent.energy.sources.registry import EnergyConfig, SourceChoice, configured_model, open_sources
 from port_agent.energy.sources.timely import ReadThreads
 from port_agent.energy.totals import JobEnergy, Totals

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from port_agent.energy.attribution.timeline import Integrator, Interval
 from port_agent.energy.issues import IssueList
-from port_agent.energy.sources.base import Kind, PowerSource, SourceError, SourceInfo
+from port_agent.energy.sources.power_source import Kind, PowerSource, SourceError, SourceInfo
 from port_agent.energy.sources.registry import SourceChoice
 
 _RETRY_S = 60.0

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from port_agent.energy.sources.base import SourceError, read_integer, read_text
+from port_agent.energy.sources.power_source import SourceError, read_integer, read_text
 
 NAME = "flash-wear"
 SECTOR_BYTES = 512

@@ -16,7 +16,7 @@ from port_agent.finetuning.evaluation import HeldOutLosses
 from port_agent.finetuning.inputs.options import Compute, FinetuneError, FinetuneOptions
 from port_agent.finetuning.inputs.run_date import forget_run, keep_for_resuming, state_folder
 from port_agent.system.atomic_file import atomic_stream
-from port_planner.exactness.arithmetic import set_arithmetic
+from port_planner.exactness.applied_arithmetic import set_arithmetic
 from port_planner.ir.arithmetic import Arithmetic
 from port_planner.ir.torch_arithmetic import arithmetic
 

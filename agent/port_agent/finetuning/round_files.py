@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from port_agent.worker.options import FinetuneWorkerOptions
+from port_agent.worker.worker_options import FinetuneWorkerOptions
 
 
 class RoundFiles(msgspec.Struct, frozen=True):

@@ -7,10 +7,10 @@ from pathlib import Path
 from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.finetuning.job_file import FinetuneJob
 from port_agent.foreground.run import ForegroundRun, OnEvent, TrainReport, no_listener
-from port_agent.worker.options import FINETUNE_WORKER, FinetuneWorkerOptions
 from port_agent.worker.protocol import LeaveNow
 from port_agent.worker.start import start_worker
 from port_agent.worker.thread_limit import usable_cores
+from port_agent.worker.worker_options import FINETUNE_WORKER, FinetuneWorkerOptions
 
 _LEAVE_WITH_CHECKPOINT = LeaveNow(within_s=600.0)
 """Time that a worker gets for its last checkpoint: nobody kills it in the foreground, so a slow card may

@@ -8,8 +8,8 @@ from port_agent.foreground.run import ForegroundRun, OnEvent, TrainReport, no_li
 from port_agent.planning.request import RequestError
 from port_agent.supervisor.job.plan_choice import data_limit, resident_max
 from port_agent.system.memory_limit import limit_data_of
-from port_agent.worker.options import TorchOptions
 from port_agent.worker.start import start_worker, torch_worker
+from port_agent.worker.worker_options import TorchOptions
 from port_planner.ir.bundle.bundle import read_manifest
 
 

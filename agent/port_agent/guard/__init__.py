@@ -9,6 +9,7 @@ program's own; `kernel_calls.c`: buffers handed to the kernel. `processes.c`: pr
 that measures; `probe.c`: a self-test.
 """
 
+from port_agent.guard.guard_probe import GuardProbe, probe_guard
 from port_agent.guard.memory import (
     GuardCounters,
     GuardedMemory,
@@ -20,7 +21,6 @@ from port_agent.guard.memory import (
     guard_environment,
     smallest_block_bytes,
 )
-from port_agent.guard.probe import GuardProbe, probe_guard
 from port_agent.guard.processes import ProcessTable, ProcessUse
 
 __all__ = [

@@ -26,7 +26,7 @@ from port_agent.facts.cpu_clusters import clusters_text, read_clusters
 from port_agent.facts.platform import NO_INHIBITOR, run_command
 from port_agent.facts.sysfs import Tree
 from port_agent.guard import GuardProbe, probe_guard
-from port_agent.guard.probe import MIN_MAPPINGS
+from port_agent.guard.guard_probe import MIN_MAPPINGS
 from port_agent.health.conditions import remedy_of
 from port_agent.policy.config import AgentOptions, Config, sensor_options
 from port_agent.policy.decide import Policy
@@ -399,7 +399,7 @@ def check_discovery(options: AgentOptions) -> Check:
     name = "discovery of peers"
     if not options.discover_peers:
         return Check(name, Verdict.GOOD, "off (discover = true under [peers] turns it on)")
-    from port_agent.peers.probe import probe
+    from port_agent.peers.peer_probe import probe
 
     results = probe()
     if not results:

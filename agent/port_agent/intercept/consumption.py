@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from port_agent.energy.media import FlashPrices, medium_under
-from port_agent.energy.sources.base import Kind, SourceError, title_of
 from port_agent.energy.sources.estimated import NAME as ESTIMATED
 from port_agent.energy.sources.estimated import PowerModel
 from port_agent.energy.sources.power_models import model_of
+from port_agent.energy.sources.power_source import Kind, SourceError, title_of
 from port_agent.energy.sources.rapl import RaplSource
 from port_agent.energy.wear import ASSUMED_CYCLES, DiskCounter
 from port_agent.system.clock import now_s

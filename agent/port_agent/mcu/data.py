@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.protocol.board_model import InputFormat, ModelDirectory
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import bytes_checksum

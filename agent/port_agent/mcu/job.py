@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.board.catalogue import find_board
-from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.board.firmware import build_firmware
 from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.data import BoardSamples, keep_shard, load_samples, split_held_out, take_shard

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.board.firmware import kernel_kinds, page_medium, source_root
 from port_agent.mcu.protocol.board_model import ModelDirectory
 from port_agent.system.atomic_file import write_atomically

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.board.catalogue import find_board
-from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.data import CODES, SCALE, ZERO, class_numbers
 from port_agent.mcu.job import read_settings
 from port_agent.mcu.project_weights import read_weights, take_weights, write_layers

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save
 
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.layers import LAYERS, MODULE, Arrays, LayerTable, OpLayer, under_all_names, unfolded
 from port_agent.system.atomic_file import write_atomically
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from port_agent.mcu.board.errors import BoardJobError, SnapshotError
+from port_agent.mcu.board.board_errors import BoardJobError, SnapshotError
 from port_agent.mcu.protocol.effects import TrainingOptions, TrainingState
 from port_agent.system.atomic_file import write_atomically
 from port_planner.ir.bundle.safetensors_io import Chunks, encode

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from port_agent.mcu.board.errors import BoardJobError, DisconnectedError
+from port_agent.mcu.board.board_errors import BoardJobError, DisconnectedError
 from port_agent.mcu.protocol.board_model import ModelDirectory
 from port_agent.system.atomic_file import write_atomically
 from port_planner.base.targets import TargetError, with_targets

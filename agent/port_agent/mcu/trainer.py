@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from port_agent.mcu.board.errors import (
+from port_agent.mcu.board.board_errors import (
     BoardJobError,
     DeviceResetError,
     DisconnectedError,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from port_agent.prepare.measurement.progress import Progress
     from port_planner.ir.costs import DeviceCosts
     from port_planner.make_bundle import CapturedJob
-    from port_planner.profiling.operators import MeasuredCosts
+    from port_planner.profiling.operator_profile import MeasuredCosts
 
 
 def divide_with_device(
@@ -30,7 +30,7 @@ def divide_with_device(
     that saves no time.
     """
     from port_agent.prepare.making import device_costs
-    from port_agent.prepare.measurement.worker import MeasurementWorker
+    from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
     from port_agent.prepare.placement.divide import measured_links, placed_job
     from port_agent.prepare.placement.memories import PlacementMemory
     from port_agent.prepare.placement.reference import with_placed_reference
@@ -81,7 +81,7 @@ def divide_among_teams(
     with the bundle's number of threads. Raises PlacementError if that saves nothing.
     """
     from port_agent.prepare.making import device_costs
-    from port_agent.prepare.measurement.worker import MeasurementWorker
+    from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
     from port_agent.prepare.placement.reference import with_placed_reference
     from port_agent.prepare.placement.teams import measured_times, on_cores_of, team_placement
     from port_planner.ir.devices.cpu_teams import CpuTeam

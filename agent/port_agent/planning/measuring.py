@@ -15,8 +15,8 @@ from port_planner.ir.device_kinds import CPU
 
 if TYPE_CHECKING:
     from port_agent.backend.base import Backend
+    from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
     from port_agent.prepare.measurement.progress import Progress
-    from port_agent.prepare.measurement.worker import MeasurementWorker
     from port_agent.prepare.peers import PlanPeers
     from port_agent.prepare.placement.device_watts import DeviceWatts
     from port_agent.prepare.pools import Pools
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from port_planner.ir.devices.cpu_teams import CpuTeam
     from port_planner.job import TrainingJob
     from port_planner.make_bundle import CapturedJob
-    from port_planner.profiling.operators import MeasuredCosts
+    from port_planner.profiling.operator_profile import MeasuredCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "
     from port_agent.prepare.repeatable import reordered_in
     from port_agent.prepare.threads import counts_set
     from port_planner import make_bundle
-    from port_planner.ir.bundle.pruning import Pruning
+    from port_planner.ir.bundle.pruning_schedule import Pruning
     from port_planner.ir.torch_device import repeat_kernels
     from port_planner.job_device import kind_of_job
     from port_planner.job_sources import load_job
@@ -196,7 +196,7 @@ def step_tiling(
     """Tile operators if that gives the same bits and costs less; afterwards, memory used to
     examine frozen weights is freed.
     """
-    from port_agent.prepare.frozen_weights.quantized import with_quantized_weights
+    from port_agent.prepare.frozen_weights.quantized_weights import with_quantized_weights
     from port_agent.prepare.further_shapes import with_further_shapes
     from port_agent.prepare.making import device_costs
     from port_agent.prepare.tiling.choice import QUICK_S, choose_tiling

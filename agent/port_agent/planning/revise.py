@@ -17,7 +17,7 @@ from port_agent.system.helper_process import helper_exit_code, requests, send_ev
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.revision import write_revision
 from port_planner.search.pareto import choice_of
-from port_planner.search.revise import revise, solved_here
+from port_planner.search.revise_plans import revise, solved_here
 
 _MIN_NICE = 19
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from port_agent.energy.calibration import Calibration, MeteredLoad, WorkClass, fit, meter_runs
-from port_agent.energy.sources.base import PowerSource
+from port_agent.energy.sources.power_source import PowerSource
 from port_agent.system.clock import now_s
 from port_planner.base.direct_io import bypass_page_cache
 

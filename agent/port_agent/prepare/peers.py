@@ -13,7 +13,7 @@ from port_agent.peers.exchange.answers import NotAnsweredError, PeerContent, Top
 from port_agent.prepare.peer_plans import PeerLine, PeerPlans
 from port_planner.profiling import kept_costs
 from port_planner.profiling.cpu_cache import last_level_bytes
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.profiling.shared_costs import SharedCostsError, pack_shared, shared_name, unpack_shared
 
 

@@ -12,7 +12,7 @@ from port_agent.paging.pager import BURST
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.costs import DeviceCosts, Flash
 from port_planner.ir.device_kinds import CPU
-from port_planner.profiling.operators import MIN_MEDIUM_JOULES
+from port_planner.profiling.operator_profile import MIN_MEDIUM_JOULES
 
 _HOST_NAME = "host memory"
 _SAMPLE_BYTES, _LATENCY_BYTES = 16 << 20, 4096

@@ -18,7 +18,7 @@ from port_agent.prepare.repeatable import not_repeated
 from port_agent.training.comparison import processor, tensor_checksum
 from port_planner.base.errors import CaptureError
 from port_planner.capture.step import bind_buffers, record_again
-from port_planner.exactness.arithmetic import unchanged_arithmetic
+from port_planner.exactness.applied_arithmetic import unchanged_arithmetic
 from port_planner.ir.bundle.manifest import ExpectedResults, Recordings
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Role, storage_key

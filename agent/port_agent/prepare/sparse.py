@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
 from port_agent.prepare.measurement.progress import Progress
-from port_agent.prepare.measurement.worker import MeasurementWorker
 from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.costs import CostTable, DeviceCosts
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob, InfeasibleError
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.sparse.bytes import TrainedBytes, trained_parameters
 from port_planner.sparse.choose import Contributions, Layer, TrainableChoice, analyse, choose_trainable, layers_of
 from port_planner.sparse.probe import ProbeResult, TrainingProbe, job_probe

@@ -10,15 +10,15 @@ import psutil
 import torch
 
 from port_agent.energy.calibration import Calibration, CalibrationError, Estimate, WorkClass
-from port_agent.energy.sources.base import Kind, PowerSource
 from port_agent.energy.sources.jetson_power_mode import power_mode
+from port_agent.energy.sources.power_source import Kind, PowerSource
 from port_agent.facts.cpu_clusters import clusters_text, read_clusters
 from port_agent.facts.sysfs import Tree
 from port_agent.prepare.loads import calibrate
 from port_planner.base.units import format_bytes
 from port_planner.ir.boards import Board, Number
 from port_planner.ir.costs import Flash
-from port_planner.profiling.operators import MEDIUM_WATTS, MIN_MEDIUM_JOULES, FlashError, measure_flash
+from port_planner.profiling.operator_profile import MEDIUM_WATTS, MIN_MEDIUM_JOULES, FlashError, measure_flash
 from port_planner.profiling.sustained_writes import MAX_BYTES, SustainedWrite, measure_sustained
 from port_planner.profiling.timing import shortest_run_s
 

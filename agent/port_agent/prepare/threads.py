@@ -12,11 +12,11 @@ from itertools import accumulate
 
 import torch
 
+from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
 from port_agent.prepare.measurement.progress import Progress, part_of
-from port_agent.prepare.measurement.worker import MeasurementWorker
 from port_agent.prepare.peers import PlanPeers
 from port_planner.ir.graph import StepGraph
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 
 _WORTH_A_THREAD = 0.97
 """Share by which a further thread must shorten the step, which exceeds measurement noise; a core left

@@ -13,7 +13,7 @@ from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.program import Program
 from port_planner.make_bundle import CapturedJob, PlanFunction
 from port_planner.problem.whole_update import WholeUpdate, whole_update
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.pareto import full_batches
 
 

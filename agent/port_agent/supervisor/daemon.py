@@ -45,8 +45,8 @@ from port_agent.supervisor.job.runners import WORKER_LOCKS, Runners
 from port_agent.supervisor.metering import report_issues
 from port_agent.supervisor.old_worker import clear_old_workers
 from port_agent.supervisor.pause import LOST, Pause
-from port_agent.supervisor.peers.answers import FederatedContext
-from port_agent.supervisor.peers.discovery import public_state
+from port_agent.supervisor.peers.peer_answers import FederatedContext
+from port_agent.supervisor.peers.peer_discovery import public_state
 from port_agent.supervisor.peers.peers import Peers
 from port_agent.supervisor.plug_monitor import PlugMonitor
 from port_agent.supervisor.service import Service

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from datetime import date
 
-from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.power_source import Kind
 from port_agent.facts.readings import Answer, Power
 from port_agent.peers.announcement import BOARD_LIMIT, NAME_LIMIT, clean
 from port_agent.peers.connection.messages import Heartbeat
 from port_agent.supervisor.context import DaemonContext
 from port_agent.supervisor.job.plan_revision import SOLVER_BYTES
-from port_agent.supervisor.peers.discovery import board_name, public_state
+from port_agent.supervisor.peers.peer_discovery import board_name, public_state
 from port_agent.system.clock import local_time
 from port_planner.base.units import format_bytes
 

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from port_agent.control.answers import API_VERSION
 from port_agent.control.http import (
     SOCKET_NAME,
     HttpError,
@@ -25,6 +24,7 @@ from port_agent.control.http import (
     json_response,
     peer_of,
 )
+from port_agent.control.http_answers import API_VERSION
 from port_agent.control.listener import Listener
 from port_agent.control.requests import (
     FederationStart,
@@ -45,7 +45,7 @@ from port_agent.peers.connection.messages import ANSWER_LIMIT_BYTES, QUESTION_LI
 from port_agent.peers.exchange.answers import NotAnsweredError, Topic
 from port_agent.peers.pairing.code import LIFETIME_S, read_code
 from port_agent.supervisor.attached_boards import AttachedBoards
-from port_agent.supervisor.peers.fleet import ANY_PEER
+from port_agent.supervisor.peers.peer_fleet import ANY_PEER
 from port_agent.supervisor.service import BUNDLE_NAME, MeterUnavailableError, Service
 from port_agent.system.directory_handle import DirectoryHandle
 from port_agent.system.prometheus import CONTENT_TYPE

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from port_agent.control.agent_metrics import agent_families
-from port_agent.control.answers import AgentStatus, JobDetail, JobSummary, Row, SettingsInForce
 from port_agent.control.http import SocketPeer
+from port_agent.control.http_answers import AgentStatus, JobDetail, JobSummary, Row, SettingsInForce
 from port_agent.control.requests import JobChange
 from port_agent.energy.metrics import meter_families
 from port_agent.health.conditions import HealthItem

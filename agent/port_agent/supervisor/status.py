@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from port_agent.control.answers import AgentStatus, DeviceState, FlashLife, IdleSignalState, JobSummary
+from port_agent.control.http_answers import AgentStatus, DeviceState, FlashLife, IdleSignalState, JobSummary
 from port_agent.energy.wear import outlook
 from port_agent.facts import Facts
 from port_agent.jobs.job import Job, JobState

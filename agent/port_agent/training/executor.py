@@ -11,24 +11,24 @@ import torch
 
 from port_agent.backend.base import Backend, Event
 from port_agent.backend.cpu import DONE, CpuBackend
-from port_agent.backend.cpu_teams import CpuTeams
 from port_agent.backend.raw_bytes import whole_bytes
+from port_agent.backend.team_threads import CpuTeams
 from port_agent.backend.transfer_ring import TransferRing
 from port_agent.malloc import active
 from port_agent.paging.pager import CorruptPageError, Pager, PagerStats
 from port_agent.training.state.checkpoint import StateStore
 from port_agent.training.step_packing import PackingStats, StepPacking
 from port_agent.training.step_paging import Scratch, StepPaging
+from port_agent.training.step_transfers import StepTransfers, TransferWaits
 from port_agent.training.step_values import GraphChangedError, StepValues, check_layout
-from port_agent.training.transfers import StepTransfers, TransferWaits
 from port_agent.training.update_stream import SlicedUpdate, UpdateThread
 from port_planner.base.errors import PortError
+from port_planner.ir.allowed_operators import GUARD
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.transfers import transfer_of
 from port_planner.ir.graph import Op, Phase, Role
 from port_planner.ir.lowering.packables import PackedReading, packed_reading
 from port_planner.ir.lowering.rematerialize import pure_arguments
-from port_planner.ir.operators import GUARD
 from port_planner.ir.program import Code, Instruction, Program
 from port_planner.ir.run_op import flatten
 from port_planner.ir.torch_operators import shaped_by_contents

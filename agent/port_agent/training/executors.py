@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from port_agent.backend.base import Backend
-from port_agent.backend.cpu_teams import CpuTeams
 from port_agent.backend.raw_bytes import placed
+from port_agent.backend.team_threads import CpuTeams
 from port_agent.backend.transfer_ring import TransferRing
 from port_agent.paging.pager import BURST, Pager
 from port_agent.training.executor import Executor, Gate, StepContents, no_gate

@@ -7,7 +7,7 @@ acts as `port_agent.training.worker` with those arguments.
 import argparse
 
 from port_agent.training.worker import end, run
-from port_agent.worker.options import TorchOptions
+from port_agent.worker.worker_options import TorchOptions
 from port_planner.base.errors import ExitCode
 
 _PROGRAM = "port_agent.training.loaded_worker"

@@ -13,7 +13,7 @@ from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.costs import CostTable, by_version
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.lowering.packed_sizes import with_packed_sizes
-from port_planner.ir.lowering.verify import verify_lowered
+from port_planner.ir.lowering.verify_program import verify_lowered
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.plan import Plan
 from port_planner.ir.program import PlanError, Program, host_bytes_of

@@ -1,4 +1,5 @@
-"""Set weights of small magnitude to zero after each update, by a job's schedule (`port_planner.ir.bundle.pruning`).
+"""Set weights of small magnitude to zero after each update, by a job's schedule
+(`port_planner.ir.bundle.pruning_schedule`).
 
 A threshold for each weight tensor keeps zeros at zero. It is determined every few updates and stored with the commit.
 There are no masks, and a killed training continues with the same numbers.
@@ -9,7 +10,7 @@ from collections.abc import Iterable
 import torch
 
 from port_agent.training.state.resident_state import Persistents
-from port_planner.ir.bundle.pruning import Pruning
+from port_planner.ir.bundle.pruning_schedule import Pruning
 
 _CLASS_BITS = 15
 """Number of low bits of a float's magnitude that its class ignores; classes are 1/256 of their magnitude wide."""

@@ -14,7 +14,6 @@ from port_agent.training.state.checkpoint import Commit
 from port_agent.training.trainer import Evaluation, StepEvent, Trainer, step_message
 from port_agent.worker.blas_buffer import release_blas_buffer
 from port_agent.worker.control import Control, Emit, LeftOnRequest
-from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import (
     COSTS_IN_A_LINE,
     CheckpointWritten,
@@ -26,6 +25,7 @@ from port_agent.worker.protocol import (
     WorkerLeaving,
     WorkerReady,
 )
+from port_agent.worker.worker_options import TorchOptions
 from port_planner.base.code_pages import release_code_pages
 from port_planner.base.errors import PortError
 from port_planner.base.process_memory import peak_resident_bytes, reset_peak, resident_bytes, untouched_block_bytes

@@ -33,12 +33,12 @@ from port_agent.training.state.checkpoint import SLOTS, Commit, StateStore
 from port_agent.training.state.finite import check_loss
 from port_agent.training.state.given_weights import GivenWeights
 from port_agent.training.state.resident_state import Persistents, initial_contents
-from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import StateRecovered, StepDone
 from port_agent.worker.thread_limit import check_thread_limit
+from port_agent.worker.worker_options import TorchOptions
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.process_memory import peak_resident_bytes, resident_bytes
-from port_planner.exactness.arithmetic import UnavailableArithmeticError, set_arithmetic
+from port_planner.exactness.applied_arithmetic import UnavailableArithmeticError, set_arithmetic
 from port_planner.exactness.half_products import report_once
 from port_planner.ir.arithmetic import Arithmetic
 from port_planner.ir.bundle.bundle import Bundle

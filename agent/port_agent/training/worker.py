@@ -13,8 +13,8 @@ from typing import NoReturn
 
 from port_agent.system.torch_loading import load_torch
 from port_agent.worker.control import Control, Emit
-from port_agent.worker.options import TorchOptions
 from port_agent.worker.serve import serve
+from port_agent.worker.worker_options import TorchOptions
 from port_planner.base.errors import ExitCode
 
 _STACK_BYTES = 1 << 20

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from port_agent.malloc import preload_environment
 from port_agent.system.python_process import module_environment, threads_environment
 from port_agent.worker.channel import Channel
-from port_agent.worker.options import TORCH_WORKER, TorchOptions
 from port_agent.worker.protocol import Command, Event
+from port_agent.worker.worker_options import TORCH_WORKER, TorchOptions
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import torch
 from port_planner.capture.masked_gradients import as_kernels_compute
 from port_planner.capture.recomputed import lay_into, merge_recomputed
 from port_planner.capture.recorder import RecordedOp, Tape
+from port_planner.ir.allowed_operators import only_checks
 from port_planner.ir.graph import (
     ITEM_BYTES,
     PERSISTENT,
@@ -27,7 +28,6 @@ from port_planner.ir.graph import (
     operands,
     with_operands,
 )
-from port_planner.ir.operators import only_checks
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from typing import Any
 from port_planner.base.errors import CaptureError
 from port_planner.capture.recorder import RecordedOp, Tape
 from port_planner.capture.rerecord_check import spelled_call, spelled_tensors
+from port_planner.ir.allowed_operators import OperatorError
 from port_planner.ir.graph import Argument, Scalar, references
 from port_planner.ir.known_steps import KnownShape
-from port_planner.ir.operators import OperatorError
 from port_planner.ir.torch_operators import resolve
 
 _NUMBERS = frozenset({"number", "float", "Tensor"})

@@ -18,11 +18,11 @@ from torch.overrides import enable_reentrant_dispatch
 
 from port_planner.base.errors import CaptureError, StatefulStepError, program_line
 from port_planner.capture.cross_step_state import StepResults
+from port_planner.ir.allowed_operators import ADD_SCALED, GUARD, OPTIMIZERS, only_checks
 from port_planner.ir.arithmetic import Arithmetic, differences
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Argument, NamedArgument, Phase, Ref, Role, Value, operands
 from port_planner.ir.lowering.optimizer_scalars import SETTLED_STEP
-from port_planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS, only_checks
 from port_planner.ir.run_op import flatten
 from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.ir.torch_device import generator_states, kind_of

@@ -19,8 +19,8 @@ import torch
 from port_planner.base.errors import CaptureError, StatefulStepError
 from port_planner.capture.python_state import StateOfCode
 from port_planner.capture.recorder import RecordedOp, RecordedStorage, Tape
+from port_planner.ir.allowed_operators import GUARD
 from port_planner.ir.graph import Argument, Phase, Ref, Role, Value, operands, references, with_operands
-from port_planner.ir.operators import GUARD
 
 _REMEDY = (
     "a bundle would repeat the first recording forever. Make it depend on the batch and on torch's random numbers alone, "

@@ -29,12 +29,12 @@ from port_planner.capture.rerecord_check import (
     require_same_but_for_sums,
 )
 from port_planner.capture.step_hooks import of_one_parameter, record_hooks_after_steps
+from port_planner.ir.allowed_operators import OperatorError, check_operator
 from port_planner.ir.bundle.manifest import TensorLayout
 from port_planner.ir.graph import PERSISTENT, Phase, Ref, Role, StepGraph, storage_key, verify_graph
 from port_planner.ir.known_steps import KnownShape
 from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, Schedule, hyperparameters
-from port_planner.ir.operators import OperatorError, check_operator
 from port_planner.ir.torch_device import generator_states, kinds_of, restore_generators
 from port_planner.torch_compat.autograd import NODES_THAT_ASK_FOR_MODES
 from port_planner.torch_compat.contentless import without_contents

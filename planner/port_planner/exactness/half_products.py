@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from port_planner.exactness.arithmetic import computing_as, unchanged_arithmetic
+from port_planner.exactness.applied_arithmetic import computing_as, unchanged_arithmetic
 from port_planner.ir.arithmetic import FLOAT32_INSTEAD
 from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.profiling.timing import HostWorkspaceMeter

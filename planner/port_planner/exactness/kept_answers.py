@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import torch
 
 from port_planner.base.cache import cache_folder, read_cached, write_cached
-from port_planner.exactness.arithmetic import unchanged_arithmetic
+from port_planner.exactness.applied_arithmetic import unchanged_arithmetic
 from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.profiling.kept_costs import MAX_FILES, context, operator_key
 

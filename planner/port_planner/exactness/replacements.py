@@ -20,13 +20,13 @@ from port_planner.exactness.cancelling import cancel
 from port_planner.exactness.stand_ins import SEED, as_bytes, made_up, stand_in
 from port_planner.exactness.tiles import tiles_equal
 from port_planner.exactness.vector_ends import in_whole_vectors, rounds_apart
+from port_planner.ir.allowed_operators import only_checks
 from port_planner.ir.graph import Op, Ref, StepGraph, Value, operands
-from port_planner.ir.operators import only_checks
 from port_planner.ir.run_op import call, fill, fill_all, view
 from port_planner.ir.torch_operators import dtype, function_of
 from port_planner.operators import base_name, operator_of
 from port_planner.operators.row import CutDimension, Product, Reads
-from port_planner.profiling.operators import give_back
+from port_planner.profiling.operator_profile import give_back
 from port_planner.tiling.rewriting import Replacement, RewrittenGraph, form_of
 from port_planner.tiling.sums import CLOSE
 

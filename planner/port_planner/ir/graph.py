@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from port_planner.base.bounds import Count, Text
 from port_planner.base.errors import ExitCode, PortError
+from port_planner.ir.allowed_operators import draws_by_shape
 from port_planner.ir.device_kinds import CPU, MAX_NAME, accelerator_of
-from port_planner.ir.operators import draws_by_shape
 from port_planner.operators import base_name
 
 _Found = TypeVar("_Found")

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from port_planner.ir.allowed_operators import ADD_SCALED, MAXIMUM_OUT, OperatorError, check_operator
 from port_planner.ir.graph import Argument, GraphError, NamedArgument, Op, Ref, StepGraph, references
-from port_planner.ir.operators import ADD_SCALED, MAXIMUM_OUT, OperatorError, check_operator
 from port_planner.ir.torch_device import known_kinds
 from port_planner.operators import base_name, operator_of
 

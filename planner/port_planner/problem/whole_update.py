@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from port_planner.ir.allowed_operators import draws_by_shape
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import (
     NamedArgument,
@@ -27,7 +28,6 @@ from port_planner.ir.graph import (
     with_operands,
 )
 from port_planner.ir.lowering.rematerialize import effective_operands, pure_arguments
-from port_planner.ir.operators import draws_by_shape
 from port_planner.problem.remade import RepeatedOperators
 from port_planner.problem.reorder import dependencies
 

@@ -13,7 +13,7 @@ from port_planner.ir.boards import BoardError, load_board
 from port_planner.ir.costs import OpCost
 from port_planner.ir.graph import Phase, Tile
 from port_planner.problem.placed_step import placed_step
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.placement.operator_devices import together_of
 from tests.agent.jobs_small import small_bundle
 from tests.planner.estimated_steps import captured

@@ -20,7 +20,7 @@ from port_agent.energy.attribution.one_job import Charge, EnergyPhase
 from port_agent.energy.attribution.timeline import GpuShare
 from port_agent.energy.ledger import FILE_NAME, Ledger
 from port_agent.energy.report import ReportOptions, ReportQueryError, read_report, report_from_dict, report_from_query
-from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.power_source import Kind
 from port_planner.base.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
 from tests.waiting import PATIENCE_S

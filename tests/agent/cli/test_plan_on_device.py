@@ -21,7 +21,7 @@ from port_agent.supervisor.job.runner import Runner
 from port_agent.supervisor.job.worker_kinds import WorkerKind, read_training_bundle, torch_environment
 from port_agent.system.clock import SystemClock
 from port_agent.system.locks import LockFile
-from port_agent.worker.options import TORCH_WORKER
+from port_agent.worker.worker_options import TORCH_WORKER
 from tests.forked import run_forked
 from tests.simulated_device import CONTEXT_BYTES, COPY_S, ROUNDING, SHARED_S, UNIFIED, installed
 

@@ -1,6 +1,6 @@
 """A status as the supervisor answers it."""
 
-from port_agent.control.answers import AgentStatus, DeviceState, FlashLife, IdleSignalState, RunStatus
+from port_agent.control.http_answers import AgentStatus, DeviceState, FlashLife, IdleSignalState, RunStatus
 from port_agent.health.conditions import HealthItem, Severity
 
 

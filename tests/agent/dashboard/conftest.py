@@ -13,7 +13,7 @@ from port_agent.energy.report import ReportOptions, read_report
 from port_agent.peers.announcement import Announcement
 from port_agent.peers.sightings import Peer
 from port_agent.peers.state import PublicState
-from port_agent.supervisor.peers.discovery import row
+from port_agent.supervisor.peers.peer_discovery import row
 from port_planner.base.errors import PortError
 from tests.agent.energy.simulated import write_afternoon
 

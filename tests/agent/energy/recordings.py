@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.energy.sources.base import Coverage, Kind, SelfTest, SensorReading, SourceError, SourceInfo
+from port_agent.energy.sources.power_source import Coverage, Kind, SelfTest, SensorReading, SourceError, SourceInfo
 
 LOCAL = Path(__file__).with_name("fixtures")
 SHARED = Path(__file__).resolve().parents[3] / "../shared/fixtures"

@@ -6,7 +6,7 @@ import pytest
 
 from port_agent.energy.attribution.timeline import Interval
 from port_agent.energy.baseline import IdleBaseline, stored_baselines
-from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.power_source import Kind
 
 
 def idle(watts: float | None, source: str = "ina3221") -> Interval:

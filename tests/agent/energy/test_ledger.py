@@ -20,7 +20,7 @@ from port_agent.energy.ledger import (
     period_start,
 )
 from port_agent.energy.report import GpuAmount, ReportOptions, read_report
-from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.power_source import Kind
 from tests.zones import clock_in
 
 NOON = 1_760_011_200.0

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from port_agent.energy.ledger import Ledger, LedgerError
 from port_agent.energy.meter import EnergyMeter, MeterSeams, open_meter
 from port_agent.energy.report import ReportOptions, csv_rows, read_report, report_from_dict
-from port_agent.energy.sources.base import Kind, PowerSource, SensorReading
 from port_agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, PowerModel
 from port_agent.energy.sources.ina3221 import Ina3221Source
 from port_agent.energy.sources.jetson_rails import BoardTotal
+from port_agent.energy.sources.power_source import Kind, PowerSource, SensorReading
 from port_agent.energy.sources.rapl import RaplSource
 from port_agent.energy.sources.registry import EnergyConfig, SourceChoice
 from port_agent.energy.sources.tegrastats import parse_line

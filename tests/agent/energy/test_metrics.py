@@ -9,8 +9,8 @@ import pytest
 from port_agent.energy.ledger import Ledger
 from port_agent.energy.meter import EnergyMeter, MeterSeams
 from port_agent.energy.metrics import meter_families
-from port_agent.energy.sources.base import Kind
 from port_agent.energy.sources.estimated import PowerModel
+from port_agent.energy.sources.power_source import Kind
 from port_agent.energy.sources.registry import EnergyConfig, SourceChoice
 from port_agent.system.prometheus import exposition
 from port_agent.worker.protocol import StepDone

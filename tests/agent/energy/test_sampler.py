@@ -7,7 +7,7 @@ import pytest
 from port_agent.energy.attribution.timeline import Interval
 from port_agent.energy.issues import IssueList
 from port_agent.energy.sampler import Sampler
-from port_agent.energy.sources.base import Kind, SensorReading
+from port_agent.energy.sources.power_source import Kind, SensorReading
 from port_agent.energy.sources.registry import SourceChoice, SourceReport
 from tests.agent.energy.recordings import ScriptedSource
 

@@ -1,7 +1,7 @@
 """Sums per job and phase."""
 
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase
-from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.power_source import Kind
 from port_agent.energy.totals import JobEnergy, Totals
 
 

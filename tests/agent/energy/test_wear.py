@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.energy.sources.base import SourceError
+from port_agent.energy.sources.power_source import SourceError
 from port_agent.energy.wear import DiskCounter, block_device_of, outlook, parse_life_time, parse_written_bytes
 from tests.agent.energy.device_trees import STAT, disk
 

@@ -10,7 +10,7 @@ from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.inputs.run_date import date_of_run
-from port_planner.exactness.arithmetic import unchanged_arithmetic
+from port_planner.exactness.applied_arithmetic import unchanged_arithmetic
 
 BASE = BaseRecord("model", None, {})
 

@@ -24,7 +24,7 @@ from port_agent.finetuning.text.task import Task, TaskKind
 from port_agent.finetuning.trained_model import load_model
 from port_agent.finetuning.training import FinetuneOutcome, finetune
 from port_agent.packing import Quantization
-from port_agent.worker.options import FinetuneWorkerOptions
+from port_agent.worker.worker_options import FinetuneWorkerOptions
 from tests.agent.finetuning.tiny_model import TEXT, make_data, make_model
 
 

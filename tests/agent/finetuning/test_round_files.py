@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.finetuning.round_files import RoundFiles, open_round
-from port_agent.worker.options import FinetuneWorkerOptions
+from port_agent.worker.worker_options import FinetuneWorkerOptions
 
 
 @pytest.mark.process
@@ -19,7 +19,7 @@ def test_files_of_a_round_are_opened_before_rights_are_given_up(tmp_path: Path) 
     (roots / "start").write_bytes(b"averaged")
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom port_agent.finetuning.job import start\n"
-        "from port_agent.worker.options import FinetuneWorkerOptions\n"
+        "from port_agent.worker.worker_options import FinetuneWorkerOptions\n"
         "folder = Path(sys.argv[2])\n"
         "told = FinetuneWorkerOptions(\n"
         "    bundle=folder, state_dir=folder, weights=folder / 'start', out=folder / 'result.part', round=2\n"

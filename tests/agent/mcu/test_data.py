@@ -9,7 +9,7 @@ import torch
 from safetensors.numpy import save_file
 from safetensors.torch import save_file as save_torch
 
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.data import BoardSamples, keep_shard, load_rows, load_samples, split_held_out, take_shard
 from port_agent.mcu.protocol.board_model import InputFormat, ModelDirectory, read_model, write_manifest
 from port_agent.worker.shard import Shard

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.job import BoardJobSpec, load_data, make_link, read_job, with_settings
 from port_agent.mcu.protocol.board_model import read_model
 from port_agent.mcu.protocol.effects import Rule

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.layers import LayerTables
 from port_agent.mcu.project_weights import take_weights, write_layers
 from port_agent.mcu.protocol.board_model import read_model

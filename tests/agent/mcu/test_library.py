@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.library import Framework, library_files, write_library
 from port_agent.mcu.protocol.board_model import InputFormat, ModelDirectory, read_model, write_manifest
 from port_planner.base.targets import with_targets

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from port_agent.mcu.board.board_errors import BuildError, PagesFailedError
 from port_agent.mcu.board.catalogue import find_board
-from port_agent.mcu.board.errors import BuildError, PagesFailedError
 from port_agent.mcu.board.firmware import Firmware, build_firmware, page_medium, slot_bytes
 from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.data import BoardSamples

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.job import read_job
 from port_agent.mcu.project import JOB, Project, check_project, hold_project, load_project, refuse_wear, write_project
 from port_planner.mcu.core_costs import core_costs

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.layers import Arrays, LayerTables
 from port_agent.mcu.project_weights import read_weights, take_weights, write_layers
 from port_agent.mcu.protocol.board_model import read_model

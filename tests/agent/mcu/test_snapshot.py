@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from port_agent.mcu.board.errors import BoardJobError, SnapshotError
+from port_agent.mcu.board.board_errors import BoardJobError, SnapshotError
 from port_agent.mcu.protocol.effects import Rule, TrainingOptions, TrainingState
 from port_agent.mcu.snapshot import (
     MARK_NAME,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from port_agent.mcu.board.errors import BoardJobError, DisconnectedError
+from port_agent.mcu.board.board_errors import BoardJobError, DisconnectedError
 from port_agent.mcu.data import load_samples
 from port_agent.mcu.protocol.board_model import InputFormat, ModelDirectory, read_model, write_manifest
 from port_agent.mcu.stream import RecordingTotals, open_stream, read_line, record

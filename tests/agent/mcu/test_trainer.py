@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from port_agent.mcu.board.errors import DisconnectedError
+from port_agent.mcu.board.board_errors import DisconnectedError
 from port_agent.mcu.board.firmware import Firmware, build_firmware
 from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.data import BoardSamples

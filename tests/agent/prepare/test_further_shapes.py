@@ -19,7 +19,7 @@ from port_planner.ir.graph import StepGraph, structure
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.job import Bucket, TrainingJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.floor import floor_of
 from port_planner.tiling import tiles
 from port_planner.tiling.chains import touched_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from port_agent.prepare.measurement.worker import MeasurementWorker
+from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
 from port_agent.prepare.peers import PlanPeers
 from port_planner.profiling.kept_costs import KeptCost
 from port_planner.profiling.shared_costs import pack_shared, unpack_shared

@@ -13,7 +13,7 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.prepare import sparse
-from port_agent.prepare.measurement.worker import MeasurementWorker
+from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
 from port_agent.prepare.sparse import SparseJob, StepLimits, train_less
 from port_planner import make_bundle
 from port_planner.ir.graph import Role
@@ -21,7 +21,7 @@ from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob, InfeasibleError
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.sparse.bytes import TrainedBytes, trained_parameters
 from tests.planner.steps import costs_of
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.energy.calibration import Calibration, Estimate, WorkClass
-from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.power_source import Kind
 from port_agent.prepare import loads, this_machine
 from port_agent.prepare.this_machine import board_numbers, measure_board
 from port_planner.ir.boards import REQUIRED, format_board, load_board

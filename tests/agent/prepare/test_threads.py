@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from port_agent.prepare import threads
-from port_agent.prepare.measurement.worker import MeasurementWorker
+from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
 from port_planner.ir.costs import OpCost
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob
 from port_planner.problem.whole_update import whole_update
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.pareto import choice_of, full_batches
 
 WIDTH, LAYERS, BATCH, COUNT = 256, 6, 4, 4

@@ -23,7 +23,7 @@ from port_agent.supervisor.job.inbox import Inboxes
 from port_agent.supervisor.job.runner import Runner
 from port_agent.supervisor.job.runners import Runners
 from port_agent.supervisor.pause import Pause
-from port_agent.supervisor.peers.answers import FederatedContext
+from port_agent.supervisor.peers.peer_answers import FederatedContext
 from port_agent.supervisor.peers.peers import Peers
 from port_agent.supervisor.sleep_inhibitor import SleepInhibitor
 from port_agent.supervisor.timeline import Timeline

@@ -15,7 +15,7 @@ from port_agent.system.python_process import (
     module_environment,
     threads_environment,
 )
-from port_agent.worker.options import BOARD_WORKER, TORCH_WORKER
+from port_agent.worker.worker_options import BOARD_WORKER, TORCH_WORKER
 from port_planner.base.source_roots import SOURCE_ROOTS
 
 pytestmark = pytest.mark.process
@@ -42,7 +42,7 @@ def trap(tmp_path: Path) -> Path:
         (*TORCH_WORKER, "--help"),
         (*BOARD_WORKER, "--help"),
         (*module_command("port_agent.system.exec_with_limits"), "--", "true"),
-        (*module_command("port_agent.prepare.measurement.process"), "1"),
+        (*module_command("port_agent.prepare.measurement.measurement_process"), "1"),
         (*module_command("port_agent.cli"), "train", "job.port"),
         (*module_command("port_agent.cli"), "exec", "--tensors", "1M", "--", "elsewhere/program.py"),
     ],
@@ -79,7 +79,7 @@ def test_no_other_module_starts_python() -> None:
         "agent/port_agent/malloc/restart.py",  # becomes the command that it was started as
         "agent/port_agent/cli/exec.py",  # tells it from another that the user wrote
         "agent/port_agent/health/doctor.py",  # names it
-        "agent/port_agent/guard/probe.py",  # a trial with the import path of this process
+        "agent/port_agent/guard/guard_probe.py",  # a trial with the import path of this process
         "planner/port_planner/script_loading.py",  # lists what an interpreter has before it runs anything; imports nothing
         "agent/port_agent/intercept/exec/launch.py",  # becomes the user's program; its bootstrap drops the working directory
     }

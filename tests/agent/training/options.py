@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from port_agent.worker.options import TorchOptions
+from port_agent.worker.worker_options import TorchOptions
 
 
 def train_options(

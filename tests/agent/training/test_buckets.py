@@ -25,7 +25,7 @@ from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.job import TrainingJob
 from port_planner.job_sources import as_job
 from port_planner.plain_steps import plain_losses
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from tests.agent.jobs_small import write_job
 from tests.agent.training.options import train_options
 

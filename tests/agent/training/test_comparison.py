@@ -8,7 +8,7 @@ import torch
 
 from port_agent.training import comparison
 from port_agent.training.comparison import MismatchError, compare_step, processor, tensor_checksum
-from port_planner.exactness.arithmetic import unchanged_arithmetic
+from port_planner.exactness.applied_arithmetic import unchanged_arithmetic
 from port_planner.ir.bundle.manifest import ExpectedResults
 from port_planner.ir.torch_arithmetic import arithmetic
 

@@ -19,10 +19,10 @@ from port_planner.ir.graph import Role, StepGraph
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.lowering.packables import packables, read_packed
 from port_planner.ir.lowering.update_slices import update_groups
-from port_planner.ir.lowering.verify import verify_lowered
+from port_planner.ir.lowering.verify_program import verify_lowered
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import Code, idle_gaps
-from port_planner.profiling.operators import profile_operators
+from port_planner.profiling.operator_profile import profile_operators
 from port_planner.search.plan_step import plan_step
 from tests.agent.exactness import (
     OPTIMIZERS,

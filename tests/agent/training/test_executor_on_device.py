@@ -29,10 +29,10 @@ from port_planner.ir.costs import CostTable, Flash
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.host_pages import HostMemoryError
 from port_planner.ir.lowering.lower import lower
-from port_planner.ir.lowering.verify import verify_lowered
+from port_planner.ir.lowering.verify_program import verify_lowered
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import Code, Program
-from port_planner.profiling.operators import profile_operators
+from port_planner.profiling.operator_profile import profile_operators
 from port_planner.search.plan_step import plan_step
 from tests.agent import exactness
 from tests.agent.exactness import OPTIMIZERS, Outcome, differences, flat_costs, plain, planned, random_plan

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.worker.options import LOADED_WORKER, TorchOptions
 from port_agent.worker.protocol import LeaveNow, TakeWork, TrainingFinished
 from port_agent.worker.start import Worker, start_worker, torch_worker
+from port_agent.worker.worker_options import LOADED_WORKER, TorchOptions
 from port_planner.base.errors import ExitCode
 from tests.agent.jobs_small import small_bundle
 from tests.waiting import PATIENCE_S

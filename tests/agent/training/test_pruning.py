@@ -12,7 +12,7 @@ from port_agent.training.state.resident_state import Persistents
 from port_agent.training.trainer import StepEvent, Trainer
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import PRUNING_FORMAT
-from port_planner.ir.bundle.pruning import Pruning
+from port_planner.ir.bundle.pruning_schedule import Pruning
 from tests.agent.jobs_small import make_job, write_job
 from tests.agent.training.options import train_options
 from tests.agent.training.trained_job import Stop

@@ -9,7 +9,6 @@ from safetensors import safe_open
 
 from port_agent.training import run
 from port_agent.worker.control import Control, LeftOnRequest
-from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import (
     CheckpointWritten,
     Command,
@@ -25,10 +24,11 @@ from port_agent.worker.protocol import (
     WorkerReady,
     WriteCheckpoint,
 )
+from port_agent.worker.worker_options import TorchOptions
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.revision import write_revision
 from port_planner.ir.costs import Speeds
-from port_planner.search.revise import revise
+from port_planner.search.revise_plans import revise
 from tests.agent.jobs_small import make_job, small_bundle, write_job
 
 STEPS = 9

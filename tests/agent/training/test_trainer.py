@@ -20,7 +20,7 @@ from port_agent.training.trainer import PastEndError, StepEvent, Trainer, step_m
 from port_agent.worker.control import LeftOnRequest
 from port_agent.worker.protocol import StateRecovered
 from port_planner.base.errors import PortError
-from port_planner.exactness.arithmetic import unchanged_arithmetic
+from port_planner.exactness.applied_arithmetic import unchanged_arithmetic
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import NUMBERS_FORMAT, PLATEAU_FORMAT, BundleError
 from port_planner.ir.costs import Flash

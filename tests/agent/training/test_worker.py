@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from port_agent.malloc import PreloadMode, preload_mode
-from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import (
     LeaveNow,
     PauseTraining,
@@ -25,6 +24,7 @@ from port_agent.worker.protocol import (
     plain_values,
 )
 from port_agent.worker.start import Worker, start_worker, torch_worker
+from port_agent.worker.worker_options import TorchOptions
 from tests.agent.jobs_small import make_job, small_bundle, unseen_row, write_job
 from tests.planner.bundles import rewrite
 from tests.waiting import PATIENCE_S

@@ -13,7 +13,6 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from port_agent.worker.options import BOARD_WORKER, TORCH_WORKER, WorkerOptions
 from port_agent.worker.protocol import (
     CheckpointWritten,
     Event,
@@ -31,6 +30,7 @@ from port_agent.worker.protocol import (
     WriteCheckpoint,
 )
 from port_agent.worker.start import Worker, start_worker
+from port_agent.worker.worker_options import BOARD_WORKER, TORCH_WORKER, WorkerOptions
 from port_planner.base.errors import ExitCode
 from tests.agent.jobs_small import endless_bundle
 from tests.agent.mcu.small_model import make_samples, write_model

@@ -10,9 +10,9 @@ import pytest
 
 from port_agent.malloc import preload_environment
 from port_agent.system.python_process import threads_environment
-from port_agent.worker.options import TorchOptions
 from port_agent.worker.protocol import LeaveNow, TrainingFinished, WorkerReady
 from port_agent.worker.start import start_worker, torch_worker
+from port_agent.worker.worker_options import TorchOptions
 
 pytestmark = pytest.mark.process
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from port_planner.capture.plain_formulas import plain_formulas
 from port_planner.capture.recorder import StepRecorder
+from port_planner.ir.allowed_operators import GUARD
 from port_planner.ir.graph import Role
-from port_planner.ir.operators import GUARD
 
 
 def _differentiated(y: Tensor, x: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch.nn import functional
 from benchmarks.models import workload
 from port_planner.base.errors import CaptureError
 from port_planner.capture.step import capture_evaluation, capture_step
+from port_planner.ir.allowed_operators import GUARD, OperatorError
 from port_planner.ir.graph import Phase, Role, verify_graph
-from port_planner.ir.operators import GUARD, OperatorError
 from tests.planner.small_classifier import batch, classify, net, sgd
 
 ROOT = Path(__file__).resolve().parents[3]

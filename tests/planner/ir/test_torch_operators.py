@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from port_planner.ir.allowed_operators import OperatorError
 from port_planner.ir.graph import Argument, GraphError, NamedArgument, Op, Phase, Ref, Role, StepGraph, Storage, Value
-from port_planner.ir.operators import OperatorError
 from port_planner.ir.torch_operators import COMPLEX, check_arguments, function_of, named, resolve
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from port_planner.ir.operators import OperatorError, check_operator
+from port_planner.ir.allowed_operators import OperatorError, check_operator
 from port_planner.operators import base_name, operator_of, overload_name
 from port_planner.operators.row import Operator
 from port_planner.operators.table import OPERATORS, ROWS

@@ -9,9 +9,9 @@ from torch import nn
 
 from port_planner.capture.step import capture_step
 from port_planner.ir.graph import StepGraph
-from port_planner.profiling import operators
+from port_planner.profiling import operator_profile
 from port_planner.profiling.calls import Call
-from port_planner.profiling.operators import profile_operators
+from port_planner.profiling.operator_profile import profile_operators
 
 ROWS, CLASSES = 64, 5000
 
@@ -77,10 +77,10 @@ def test_such_an_operator_costs_as_many_times_more_which_is_not_kept(
         seen.extend(call.parts for call in calls)
         return [(1.0, 10) for _ in calls]
 
-    monkeypatch.setattr(operators, "timed", timed)
-    monkeypatch.setattr(operators, "resident_bytes", lambda: 0)
-    monkeypatch.setattr(operators, "last_level_bytes", lambda: 0)
-    monkeypatch.setattr(operators, "_LOADED_BYTES", 0)
+    monkeypatch.setattr(operator_profile, "timed", timed)
+    monkeypatch.setattr(operator_profile, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(operator_profile, "last_level_bytes", lambda: 0)
+    monkeypatch.setattr(operator_profile, "_LOADED_BYTES", 0)
     (costs,) = profile_operators([graph], compute_watts=1.0, kept_in=tmp_path, ram_bytes=10 * ROWS * CLASSES).ops
     (fat,) = (i for i, op in enumerate(graph.ops) if op.name == "aten::_log_softmax_backward_data")
     assert seen.count(2) == 1 and (costs[fat].seconds, costs[fat].workspace_bytes) == (2.0, 20)

@@ -5,7 +5,7 @@ import torch
 
 from port_planner.capture.step import capture_step
 from port_planner.profiling.device_memory import DeviceWorkspaceMeter
-from port_planner.profiling.operators import profile_operators
+from port_planner.profiling.operator_profile import profile_operators
 from tests.planner.small_classifier import batch, classify, net, sgd
 from tests.simulated_device import NAME, SimBackend
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from port_planner.profiling import calls, kept_costs, operators
+from port_planner.profiling import calls, kept_costs, operator_profile
 from port_planner.profiling.kept_costs import KEPT_DAYS, KeptCost, context, keep_costs, operator_key, read_costs
-from port_planner.profiling.operators import profile_operators
+from port_planner.profiling.operator_profile import profile_operators
 from tests.planner.steps import tiny_step
 
 
@@ -20,7 +20,7 @@ def test_a_second_profile_measures_nothing_and_gives_the_same(tmp_path: Path, mo
     def never(*_: object) -> tuple[float, int]:
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(operators, "timed", never)
+    monkeypatch.setattr(operator_profile, "timed", never)
     again = profile_operators([graph], compute_watts=4.0, kept_in=tmp_path)
     for before, after in zip(first.ops[0], again.ops[0], strict=True):
         assert (after.seconds, after.workspace_bytes) == (before.seconds, before.workspace_bytes)

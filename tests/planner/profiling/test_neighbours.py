@@ -10,7 +10,7 @@ from port_planner.ir.costs import Codec, OpCost, PackingCost
 from port_planner.ir.graph import StepGraph
 from port_planner.profiling import kept_costs
 from port_planner.profiling.neighbours import between, filled, interpolated, packings_of
-from port_planner.profiling.operators import kept_tables, profile_operators
+from port_planner.profiling.operator_profile import kept_tables, profile_operators
 from tests.planner.steps import tiny_step
 
 ROWS = (8, 2, 4, 6, 3)

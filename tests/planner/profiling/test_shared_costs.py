@@ -10,7 +10,7 @@ import pytest
 
 from port_planner.profiling import kept_costs
 from port_planner.profiling.kept_costs import KEPT_DAYS, KeptCost
-from port_planner.profiling.operators import profile_operators
+from port_planner.profiling.operator_profile import profile_operators
 from port_planner.profiling.shared_costs import (
     CHECKED,
     MAX_COSTS,

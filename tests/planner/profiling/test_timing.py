@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from port_planner.ir.device_kinds import CPU
-from port_planner.profiling import operators
+from port_planner.profiling import operator_profile
 from port_planner.profiling.cpu_cache import Sweep
-from port_planner.profiling.operators import profile_operators
+from port_planner.profiling.operator_profile import profile_operators
 from port_planner.profiling.timing import timed
 from tests.planner.steps import tiny_step
 
@@ -66,9 +66,9 @@ def test_operators_whose_operands_have_room_beside_each_other_share_a_round(monk
         groups.append(len(calls))
         return timed(calls, sweep)
 
-    monkeypatch.setattr(operators, "timed", counting)
+    monkeypatch.setattr(operator_profile, "timed", counting)
     profile_operators([graph], compute_watts=1.0)
-    monkeypatch.setattr(operators, "_TOGETHER_BYTES", 0)
+    monkeypatch.setattr(operator_profile, "_TOGETHER_BYTES", 0)
     together, groups[:] = [*groups], []
     profile_operators([graph], compute_watts=1.0)
     assert len(together) == 1 and together[0] == sum(groups) and set(groups) == {1}

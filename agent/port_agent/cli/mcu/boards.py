@@ -17,8 +17,8 @@ from port_agent.cli.mcu.views import (
     status_json,
 )
 from port_agent.cli.terminal import terminal
+from port_agent.mcu.board.board_errors import McuError
 from port_agent.mcu.board.catalogue import BOARDS
-from port_agent.mcu.board.errors import McuError
 from port_agent.mcu.board.firmware import Firmware, build_firmware
 from port_agent.mcu.board.flash import advice, flash
 from port_agent.mcu.library import Framework, write_library

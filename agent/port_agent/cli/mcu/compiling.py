@@ -10,8 +10,8 @@ from port_agent.cli.mcu.reporting import show_report, write_report
 from port_agent.cli.mcu.views import show_json
 from port_agent.cli.progress import StageBar
 from port_agent.cli.terminal import terminal
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.board.catalogue import find_board
-from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.project import (
     MAX_INT8_ERROR,
     Project,

@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from port_agent.cli.mcu.views import show_json
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.layers import Arrays, LayerTables
 from port_agent.mcu.protocol.board_model import ModelDirectory, read_model
 from port_agent.mcu.protocol.link import Link

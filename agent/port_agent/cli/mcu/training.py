@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from port_agent.cli.mcu.views import TrainView, judgement, show_firmware, show_json, show_summary, summary_of
+from port_agent.mcu.board.board_errors import McuError
 from port_agent.mcu.board.catalogue import find_board
-from port_agent.mcu.board.errors import McuError
 from port_agent.mcu.board.firmware import build_firmware
 from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.data import keep_shard, load_rows, reach

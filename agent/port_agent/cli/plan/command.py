@@ -25,8 +25,8 @@ from port_agent.cli.terminal import terminal
 from port_agent.control import places
 from port_agent.malloc import begin_again_preloaded
 from port_agent.planning.machine import check_request
-from port_agent.planning.making import STAGES, PlanReport, plan
 from port_agent.planning.pace import wanted_pace
+from port_agent.planning.plan_making import STAGES, PlanReport, plan
 from port_agent.planning.request import PlanRequest
 from port_agent.system.torch_loading import load_torch_library
 from port_planner.base.units import format_bytes, format_joules, format_seconds

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from port_agent.energy.sources.base import Kind, SensorReading, SourceInfo
+from port_agent.energy.sources.power_source import Kind, SensorReading, SourceInfo
 
 GAP_PERIODS = 3.0
 GAP_MARGIN_S = 1.0

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from port_agent.energy.sources.base import PowerSource, SelfTest, SensorReading, SourceError, SourceInfo
+from port_agent.energy.sources.power_source import PowerSource, SelfTest, SensorReading, SourceError, SourceInfo
 from port_agent.system.clock import now_s as clock_now_s
 
 PLUGIN_FAILURES = (

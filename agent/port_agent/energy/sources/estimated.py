@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from port_agent.energy.sources.base import Coverage, Kind, SelfTest, SensorReading, SourceInfo
+from port_agent.energy.sources.power_source import Coverage, Kind, SelfTest, SensorReading, SourceInfo
 from port_agent.facts.idle import parse_stat
 
 NAME = "estimated"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from port_agent.energy.sources.base import (
+from port_agent.energy.sources.power_source import (
     Coverage,
     Kind,
     SelfTest,

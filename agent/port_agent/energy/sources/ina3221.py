@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from port_agent.energy.sources.base import (
+from port_agent.energy.sources.jetson_rails import BoardTotal, board_total
+from port_agent.energy.sources.power_source import (
     GpuReading,
     Kind,
     SelfTest,
@@ -21,7 +22,6 @@ from port_agent.energy.sources.base import (
     read_integer,
     read_text,
 )
-from port_agent.energy.sources.jetson_rails import BoardTotal, board_total
 
 NAME = "ina3221"
 _DRIVERS = ("sys/bus/i2c/drivers/ina3221", "sys/bus/i2c/drivers/ina3221x")

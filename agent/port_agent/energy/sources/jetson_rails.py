@@ -6,7 +6,7 @@ INA3221 and tegrastats use the same names.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from port_agent.energy.sources.base import Coverage, GpuReading, SourceError
+from port_agent.energy.sources.power_source import Coverage, GpuReading, SourceError
 
 TOTAL_RAILS = ("VDD_IN", "POM_5V_IN", "VIN")
 """Rails that are the board's input; all others are fed by them (TX2, Xavier NX, Orin Nano/NX; Nano; Thor)."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from port_agent.energy.sources.base import Coverage, GpuReading, Kind, SourceError, SourceInfo, plausible_watts
+from port_agent.energy.sources.power_source import Coverage, GpuReading, Kind, SourceError, SourceInfo, plausible_watts
 from port_agent.energy.sources.subprocess_source import ChildOutput, ToolSource, command_output
 
 POWERMETRICS = "powermetrics"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from port_agent.energy.sources.base import (
+from port_agent.energy.sources.power_source import (
     Coverage,
     GpuReading,
     Kind,

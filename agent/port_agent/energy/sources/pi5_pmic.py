@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from port_agent.energy.sources.base import Coverage, Kind, SourceError, SourceInfo
+from port_agent.energy.sources.power_source import Coverage, Kind, SourceError, SourceInfo
 from port_agent.energy.sources.subprocess_source import ToolSource, command_output
 
 NAME = "pi5-pmic"

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from port_agent.energy.sources.base import (
+from port_agent.energy.sources.power_source import (
     Coverage,
     Kind,
     SelfTest,

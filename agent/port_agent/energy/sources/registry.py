@@ -18,9 +18,9 @@ import msgspec
 
 from port_agent.energy.sources import battery, ina2xx, ina3221, nvidia, pi5_pmic, rapl, tegrastats
 from port_agent.energy.sources.background import PLUGIN_FAILURES, BackgroundSource
-from port_agent.energy.sources.base import Coverage, Kind, PowerSource, SourceAbsent, SourceError, SourceInfo
 from port_agent.energy.sources.estimated import NAME as ESTIMATED
 from port_agent.energy.sources.estimated import EstimatedSource, PowerModel, generic_model
+from port_agent.energy.sources.power_source import Coverage, Kind, PowerSource, SourceAbsent, SourceError, SourceInfo
 from port_agent.energy.sources.subprocess_source import ChildOutput
 from port_agent.energy.sources.timely import ReadThreads
 from port_agent.system.clock import now_s

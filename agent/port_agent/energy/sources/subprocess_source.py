@@ -8,7 +8,7 @@ import re
 import subprocess
 from collections.abc import Callable, Sequence
 
-from port_agent.energy.sources.base import (
+from port_agent.energy.sources.power_source import (
     GpuReading,
     SelfTest,
     SensorReading,

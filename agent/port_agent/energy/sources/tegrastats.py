@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from port_agent.energy.sources.base import Coverage, Kind, SourceError, SourceInfo
 from port_agent.energy.sources.jetson_rails import BoardTotal, board_total
+from port_agent.energy.sources.power_source import Coverage, Kind, SourceError, SourceInfo
 from port_agent.energy.sources.subprocess_source import ChildOutput, ToolSource
 
 NAME = "tegrastats"

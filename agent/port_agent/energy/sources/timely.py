@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
-from port_agent.energy.sources.base import PowerSource, SelfTest, SensorReading, SourceError, SourceInfo
+from port_agent.energy.sources.power_source import PowerSource, SelfTest, SensorReading, SourceError, SourceInfo
 from port_agent.facts.reader_thread import ReaderThread
 
 WAIT_S = 0.05

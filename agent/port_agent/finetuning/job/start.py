@@ -20,8 +20,8 @@ from port_agent.intercept.consumption import wear_joules_per_byte
 from port_agent.intercept.exec.exec_budget import ExecMemory, ExecOptions
 from port_agent.intercept.exec.launch import LaunchOptions, launch_words
 from port_agent.system.python_process import few_kernels_environment, threads_environment
-from port_agent.worker.options import FinetuneWorkerOptions
 from port_agent.worker.serve import serve
+from port_agent.worker.worker_options import FinetuneWorkerOptions
 from port_planner.base.errors import ExitCode
 
 
@@ -55,7 +55,7 @@ def _become_worker(options: FinetuneWorkerOptions) -> NoReturn:
     restored = {name: os.environ.get(name) for name in added}
     files = () if given is None else (given.encoded(),)
     program = (
-        "port_agent.finetuning.job.worker",
+        "port_agent.finetuning.job.finetune_worker",
         job.encoded().decode(),
         "--control-fd",
         str(options.control_fd),

@@ -1,7 +1,8 @@
 """The task that a model learns: to continue text, to answer, to find masked words, or to choose a label.
 
 transformers is loaded only when it is needed, so that a process without torch can use this module
-(`port_agent.finetuning.text.process`). A process that trains imports it from `port_agent.finetuning.inputs.libraries`.
+(`port_agent.finetuning.text.tokenizer_process`). A process that trains imports it from
+`port_agent.finetuning.inputs.libraries`.
 """
 
 import enum

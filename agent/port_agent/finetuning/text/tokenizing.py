@@ -29,7 +29,7 @@ from port_agent.system.python_process import one_thread_environment
 from port_planner.base.process_memory import peak_of_children_bytes
 from port_planner.base.units import shown
 
-_PROCESS = "port_agent.finetuning.text.process"
+_PROCESS = "port_agent.finetuning.text.tokenizer_process"
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error"}
 """Variables that keep transformers from warning that torch is missing."""
 

@@ -14,7 +14,7 @@ import torch
 from port_agent.intercept.residency.backing import Backing
 from port_agent.intercept.residency.operands import makes_storage, written_arguments
 from port_agent.intercept.residency.storages import NEVER, Storage, untyped_storage
-from port_planner.exactness.arithmetic import computing_as
+from port_planner.exactness.applied_arithmetic import computing_as
 from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.operators import operator_of
 from port_planner.operators.row import Filling

@@ -9,7 +9,7 @@ this project's tests; the others are only compiled there, and the authors have n
 import enum
 from dataclasses import dataclass, field, replace
 
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 
 KIB = 1024
 

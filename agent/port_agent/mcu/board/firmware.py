@@ -10,8 +10,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from port_agent.mcu.board.board_errors import BuildError, TooLargeError
 from port_agent.mcu.board.catalogue import FirmwareBoard, find_board
-from port_agent.mcu.board.errors import BuildError, TooLargeError
 from port_agent.mcu.board.images import write_hex, write_uf2
 from port_planner.base.source_roots import FIRMWARE_SOURCES
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from port_agent.mcu.board.board_errors import FirmwareWriteError
 from port_agent.mcu.board.catalogue import FirmwareBoard, FlashMethod
-from port_agent.mcu.board.errors import FirmwareWriteError
 from port_agent.mcu.board.firmware import Firmware
 
 INSTALL = {

@@ -15,8 +15,8 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
+from port_agent.mcu.board.board_errors import BuildError, SimulatorError
 from port_agent.mcu.board.catalogue import FirmwareBoard
-from port_agent.mcu.board.errors import BuildError, SimulatorError
 from port_agent.mcu.board.firmware import Firmware
 from port_agent.system.locks import LockFile
 

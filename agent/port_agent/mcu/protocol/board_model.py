@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.system.atomic_file import write_atomically
 
 MANIFEST_VERSION = 1

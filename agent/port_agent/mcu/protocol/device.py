@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from typing import cast
 
-from port_agent.mcu.board.errors import IncompatibleError, MessageError, RefusedError
+from port_agent.mcu.board.board_errors import IncompatibleError, MessageError, RefusedError
 from port_agent.mcu.protocol.effects import (
     Abort,
     DeviceTraining,

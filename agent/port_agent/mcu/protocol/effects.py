@@ -8,7 +8,7 @@ import struct
 from dataclasses import dataclass
 from typing import ClassVar
 
-from port_agent.mcu.board.errors import MessageError
+from port_agent.mcu.board.board_errors import MessageError
 from port_agent.mcu.protocol.messages import MessageType, expect_empty, unpack_reply
 
 

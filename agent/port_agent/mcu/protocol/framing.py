@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from port_agent.mcu.board.errors import FramingError
+from port_agent.mcu.board.board_errors import FramingError
 
 CRC_BYTES = 4
 CONTENT_MAX = 8192

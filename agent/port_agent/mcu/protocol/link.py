@@ -6,7 +6,7 @@ even in the middle of a request. If it was reset, DeviceResetError is raised and
 
 from collections.abc import Callable
 
-from port_agent.mcu.board.errors import DisconnectedError, IncompatibleError, McuError, PortNotFoundError
+from port_agent.mcu.board.board_errors import DisconnectedError, IncompatibleError, McuError, PortNotFoundError
 from port_agent.mcu.protocol.board_model import ModelDirectory
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.ports import PortSelector, find_port, require_port, selector_of

@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from port_agent.mcu.board.errors import MessageError
+from port_agent.mcu.board.board_errors import MessageError
 
 PROTOCOL_VERSION = 1
 HEADER = struct.Struct("<HBBI")

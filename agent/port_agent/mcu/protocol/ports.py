@@ -11,8 +11,8 @@ from pathlib import Path
 
 from serial.tools import list_ports
 
+from port_agent.mcu.board.board_errors import PortNotFoundError
 from port_agent.mcu.board.catalogue import FirmwareBoard, UsbId, boards_with_usb
-from port_agent.mcu.board.errors import PortNotFoundError
 
 POLL_S = 1.0
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from port_agent.mcu.board.errors import (
+from port_agent.mcu.board.board_errors import (
     DeviceResetError,
     IncompatibleError,
     MessageError,

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import serial
 
-from port_agent.mcu.board.errors import DisconnectedError
+from port_agent.mcu.board.board_errors import DisconnectedError
 
 WRITE_TIMEOUT_S = 10.0
 """Seconds that a write may take.

@@ -11,8 +11,8 @@ from port_agent.prepare.measurement.progress import Progress, part_of, rounds_of
 from port_planner.ir.boards import estimated_costs, load_board, op_work
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash
 from port_planner.ir.graph import StepGraph
-from port_planner.profiling import operators
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling import operator_profile
+from port_planner.profiling.operator_profile import MeasuredCosts
 
 _FLASH_STAGE = "flash"
 
@@ -33,7 +33,7 @@ def this_device(
     measured: MeasuredCosts, page_dir: Path, threads: int, power: PowerModel, progress: Progress
 ) -> DeviceCosts:
     """Return the costs of this machine, which draws `power`; bandwidth is measured in `page_dir`."""
-    flash = operators.measure_flash(
+    flash = operator_profile.measure_flash(
         page_dir, compute_watts=power.compute_watts, progress=rounds_of(progress, _FLASH_STAGE)
     )
     return DeviceCosts(
@@ -63,8 +63,8 @@ def slower_flash(device: DeviceCosts, read_bytes_per_s: float | None, write_byte
     flash = device.flash
     read = min(flash.read_bytes_per_s, read_bytes_per_s or flash.read_bytes_per_s)
     write = min(flash.write_bytes_per_s, write_bytes_per_s or flash.write_bytes_per_s)
-    more_read = operators.medium_joules(read) - operators.medium_joules(flash.read_bytes_per_s)
-    more_write = operators.medium_joules(write) - operators.medium_joules(flash.write_bytes_per_s)
+    more_read = operator_profile.medium_joules(read) - operator_profile.medium_joules(flash.read_bytes_per_s)
+    more_write = operator_profile.medium_joules(write) - operator_profile.medium_joules(flash.write_bytes_per_s)
     slower = replace(
         flash,
         read_bytes_per_s=read,
@@ -85,7 +85,7 @@ def with_scratch(device: DeviceCosts, media: Sequence[tuple[Path, Medium]], prog
     further = []
     for done, (folder, medium) in enumerate(media):
         rounds = rounds_of(part_of(progress, done, len(media)), _FLASH_STAGE)
-        flash = operators.measure_flash(folder, compute_watts=device.compute_watts, progress=rounds)
+        flash = operator_profile.measure_flash(folder, compute_watts=device.compute_watts, progress=rounds)
         further.append(_of_kind(flash, medium))
     return replace(device, scratch_targets=tuple(further))
 

@@ -11,7 +11,7 @@ from port_planner.ir.costs import PackingCost
 from port_planner.ir.graph import StepGraph
 from port_planner.make_bundle import neighbour
 from port_planner.profiling import neighbours
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 
 _LIKELY_PACE = (0.5, 2.0)
 """Range of plausible paces; beyond it, the dry run's step shows the machine's other work."""

@@ -24,7 +24,7 @@ from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import host_bytes_of
 from port_planner.make_bundle import InfeasibleError, PlanFunction
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 
 _TRIES = 4
 """Largest number of tries with one planner; each corrects for what the previous one took besides its plan."""

@@ -14,7 +14,6 @@ from port_agent.malloc import preload_environment
 from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
 from port_agent.system.python_process import module_environment
 from port_agent.training.comparison import tensor_checksum
-from port_agent.worker.options import LOADED_WORKER, TorchOptions
 from port_agent.worker.protocol import (
     Event,
     LeaveNow,
@@ -26,6 +25,7 @@ from port_agent.worker.protocol import (
     WorkerReady,
 )
 from port_agent.worker.start import Worker, start_worker
+from port_agent.worker.worker_options import LOADED_WORKER, TorchOptions
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.manifest import Manifest
 from port_planner.ir.costs import PackingCost

@@ -15,14 +15,14 @@ import torch
 from port_agent.backend.base import Backend
 from port_agent.backend.cuda import card_name
 from port_agent.energy.sources import nvidia
-from port_agent.energy.sources.base import Coverage, Kind, PowerSource, SensorReading, SourceError
 from port_agent.energy.sources.power_models import model_of
+from port_agent.energy.sources.power_source import Coverage, Kind, PowerSource, SensorReading, SourceError
 from port_agent.energy.sources.registry import EnergyConfig, open_sources
 from port_agent.system.clock import now_s
 from port_planner.ir.boards import op_work
 from port_planner.ir.device_kinds import CPU, CUDA
 from port_planner.ir.graph import StepGraph
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 
 _WHOLE = (Coverage.WALL, Coverage.BOARD, Coverage.RAIL_SUM, Coverage.BATTERY)
 """Coverages that include the whole machine, whichever part computes."""

@@ -24,7 +24,7 @@ from port_planner.ir.graph import StepGraph
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.make_bundle import CapturedJob
 from port_planner.problem.placed_step import PlacedStep, on_kind, placed_step
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.placement.operator_devices import (
     HOST,
     DeviceChoice,

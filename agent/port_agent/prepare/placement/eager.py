@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from port_agent.backend.cpu_teams import CpuTeams
 from port_agent.backend.raw_bytes import whole_bytes
+from port_agent.backend.team_threads import CpuTeams
+from port_planner.ir.allowed_operators import GUARD
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Argument, NamedArgument, Op, Role, StepGraph
-from port_planner.ir.operators import GUARD
 from port_planner.ir.run_op import fill_all, flatten, view
 from port_planner.ir.torch_operators import function_of, literal
 

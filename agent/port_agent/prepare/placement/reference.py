@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import torch
 
-from port_agent.backend.cpu_teams import CpuTeams
+from port_agent.backend.team_threads import CpuTeams
 from port_agent.prepare.placement.eager import EagerStep, eager_contents
 from port_agent.prepare.repeatable import UnrepeatableError
 from port_agent.training.comparison import MismatchError, processor, tensor_checksum
 from port_planner.capture.step import Fill
-from port_planner.exactness.arithmetic import unchanged_arithmetic
+from port_planner.exactness.applied_arithmetic import unchanged_arithmetic
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import BucketSize, ExpectedResults, batch_kind, graph_name
 from port_planner.ir.graph import StepGraph, Value

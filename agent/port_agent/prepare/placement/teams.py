@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from port_agent.backend.cpu_teams import CpuTeams
+from port_agent.backend.team_threads import CpuTeams
 from port_agent.prepare.placement.divide import PlacementError
 from port_planner.ir.costs import OpCost
 from port_planner.ir.devices.cpu_teams import CpuTeam
 from port_planner.make_bundle import CapturedJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.profiling.timing import shortest_run_s
 from port_planner.search.placement.operator_devices import (
     DeviceChoice,

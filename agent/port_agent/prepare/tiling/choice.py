@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from port_agent.prepare.tiling.blocks import in_blocks
 from port_agent.prepare.tiling.channels import in_channels
 from port_agent.prepare.tiling.tiled_job import CutTarget, PlanCost, TiledJob, cost_of_plan
 from port_agent.prepare.tiling.tiling_search import MAX_ESTIMATED_RATIO, TilingSearch, cpu_s
+from port_agent.prepare.tiling.weight_blocks import in_blocks
 from port_planner import make_bundle
 from port_planner.ir.bundle.manifest import PlannedLimits
 from port_planner.ir.costs import DeviceCosts

@@ -16,7 +16,7 @@ from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import GraphError, StepGraph
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.make_bundle import CapturedJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.tiling.rewriting import Replacement, RewrittenGraph, form_of
 from port_planner.tiling.tilings import Tiling
 

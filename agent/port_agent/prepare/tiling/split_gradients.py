@@ -9,7 +9,7 @@ from port_agent.prepare.tiling.comparing import costs_of_rewritten, rewritten_al
 from port_agent.prepare.tiling.tiled_job import ComparisonLimits, TiledJob
 from port_planner.ir.costs import OpCost
 from port_planner.make_bundle import CapturedJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.tiling.gradients import split_gradients, split_gradients_by_mask
 from port_planner.tiling.in_place import write_in_place
 from port_planner.tiling.pixels import as_products

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
 from port_agent.prepare.measurement.progress import Progress
-from port_agent.prepare.measurement.worker import MeasurementWorker
 from port_planner import make_bundle
 from port_planner.ir.costs import CostTable, DeviceCosts
 from port_planner.ir.graph import StepGraph
 from port_planner.make_bundle import CapturedJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.plan_step import base_joules
 from port_planner.tiling.tilings import Tiling
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from port_agent.control.answers import RunStatus
+from port_agent.control.http_answers import RunStatus
 from port_agent.jobs.job import Job
 from port_agent.policy.decide import ResourceLimits
 from port_agent.supervisor.job.attachments import AttachedProgram

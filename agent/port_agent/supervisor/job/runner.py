@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from port_agent.control.answers import RunStatus
+from port_agent.control.http_answers import RunStatus
 from port_agent.energy.drift import Correction
 from port_agent.federate.orders import FOLDER, MODEL_FILE, RESULT_FILE, RESULT_PART_FILE, has_round
 from port_agent.health.conditions import HealthBoard

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from port_agent.control.answers import RunStatus
+from port_agent.control.http_answers import RunStatus
 from port_agent.energy.drift import Correction
 from port_agent.jobs.job import Job
 from port_agent.jobs.store import JobStore

@@ -13,7 +13,7 @@ from port_agent.supervisor.job.bundle_check import check_command
 from port_agent.supervisor.job.plan_choice import PlanFigures, checkpoint_interval_s
 from port_agent.system.helper_process import HelperCommand
 from port_agent.system.python_process import threads_environment
-from port_agent.worker.options import (
+from port_agent.worker.worker_options import (
     BOARD_WORKER,
     CONTROL_FD_PLACE,
     FINETUNE_WORKER,

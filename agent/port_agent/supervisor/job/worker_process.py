@@ -24,7 +24,6 @@ from port_agent.system.cgroup import MemoryEvents, WorkerGroup, system_oom_kills
 from port_agent.system.locks import LockFile
 from port_agent.system.memory_limit import hold_resident, limit_data_of
 from port_agent.system.python_process import NEUTRAL_DIRECTORY, module_command, module_environment
-from port_agent.worker.options import CONTROL_FD_PLACE
 from port_agent.worker.protocol import (
     Command,
     Event,
@@ -44,6 +43,7 @@ from port_agent.worker.protocol import (
     decode_event,
     encode_message,
 )
+from port_agent.worker.worker_options import CONTROL_FD_PLACE
 
 PAUSE_PATIENCE_S = 0.07
 LEAVE_PATIENCE_S = 0.93

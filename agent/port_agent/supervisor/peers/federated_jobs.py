@@ -52,7 +52,7 @@ from port_agent.peers.federation_requests import (
 from port_agent.peers.fleet.paired import OWN_NAME
 from port_agent.peers.transfer import IncomingFile, file_bytes, file_hash, read_chunk
 from port_agent.supervisor.job.worker_kinds import bundle_path
-from port_agent.supervisor.peers.answers import FederatedContext
+from port_agent.supervisor.peers.peer_answers import FederatedContext
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import file_checksum
 from port_agent.system.helper_process import HelperCommand, HelperError, ask_helper

@@ -59,7 +59,7 @@ from port_agent.supervisor.peers.federated_jobs import (
     flower_environment,
     has_flower,
 )
-from port_agent.supervisor.peers.fleet import FleetKeeper
+from port_agent.supervisor.peers.peer_fleet import FleetKeeper
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.clock import Clock
 from port_agent.system.helper_process import AsyncHelper, HelperCommand, start_helper

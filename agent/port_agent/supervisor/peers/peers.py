@@ -15,11 +15,11 @@ from port_agent.peers.identity.keys import own_identity
 from port_agent.peers.pairing.protocol import NewPartner, PairingPlace
 from port_agent.peers.state import PublicState
 from port_agent.policy.config import AgentOptions
-from port_agent.supervisor.peers.answers import FederatedContext, PeerAnswers
-from port_agent.supervisor.peers.discovery import PeerDiscovery, default_name
-from port_agent.supervisor.peers.fleet import FleetKeeper
-from port_agent.supervisor.peers.introductions import Introducer
 from port_agent.supervisor.peers.pairing import PairingDesk, PairingRefusedError
+from port_agent.supervisor.peers.peer_answers import FederatedContext, PeerAnswers
+from port_agent.supervisor.peers.peer_discovery import PeerDiscovery, default_name
+from port_agent.supervisor.peers.peer_fleet import FleetKeeper
+from port_agent.supervisor.peers.peer_introductions import Introducer
 from port_agent.system import VERSION
 from port_agent.system.clock import Clock
 

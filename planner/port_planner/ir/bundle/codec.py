@@ -11,6 +11,7 @@ import msgspec
 
 from port_planner.base.bounds import Count, Figure, Text
 from port_planner.base.errors import ExitCode, PortError
+from port_planner.ir.allowed_operators import check_operator
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost, PackingCost
 from port_planner.ir.graph import (
     Argument,
@@ -25,7 +26,6 @@ from port_planner.ir.graph import (
     Value,
     verify_graph,
 )
-from port_planner.ir.operators import check_operator
 from port_planner.ir.plan import Action, Decision, Plan
 
 MAX_OPS = 200_000

@@ -12,13 +12,13 @@ import msgspec
 
 from port_planner.base.bounds import MAX_WHOLE, Count
 from port_planner.base.errors import ExitCode, PortError
+from port_planner.ir.allowed_operators import OPTIMIZERS
 from port_planner.ir.arithmetic import Arithmetic
-from port_planner.ir.bundle.pruning import Pruning
+from port_planner.ir.bundle.pruning_schedule import Pruning
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.cpu_teams import MAX_TEAMS, CpuTeam
 from port_planner.ir.graph import ITEM_BYTES
 from port_planner.ir.known_steps import KnownSteps
-from port_planner.ir.operators import OPTIMIZERS
 from port_planner.ir.plateau import PlateauRule
 
 FORMAT = 2

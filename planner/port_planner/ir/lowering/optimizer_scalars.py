@@ -21,8 +21,8 @@ from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
 from port_planner.base.errors import CaptureError
+from port_planner.ir.allowed_operators import OPTIMIZERS
 from port_planner.ir.known_steps import KnownSteps
-from port_planner.ir.operators import OPTIMIZERS
 from port_planner.ir.plateau import PlateauRule, PlateauState
 from port_planner.torch_compat.modes import OperatorMode, pytree
 

@@ -43,7 +43,7 @@ def test_show(planned: tuple[Path, dict[str, Any]], show: Show) -> None:
 def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_numbers(
     tmp_path: Path, show: Show
 ) -> None:
-    from port_planner.ir.bundle.pruning import Pruning
+    from port_planner.ir.bundle.pruning_schedule import Pruning
     from port_planner.ir.graph import StepGraph
     from port_planner.ir.lowering.packables import packables
     from port_planner.ir.plan import Action, Decision, Plan

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from port_agent.energy.attribution.jobs import JobsAttributor
 from port_agent.energy.attribution.one_job import Charge, EnergyPhase, MeteredStep, PhaseCosts
 from port_agent.energy.attribution.timeline import Interval
-from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.power_source import Kind
 
 BASELINE = 3.0
 

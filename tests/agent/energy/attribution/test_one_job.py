@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from port_agent.energy.attribution.one_job import Attributor, Charge, EnergyPhase, MeteredStep, PhaseCosts, StepEnergy
 from port_agent.energy.attribution.timeline import Interval
-from port_agent.energy.sources.base import Kind
+from port_agent.energy.sources.power_source import Kind
 from port_agent.worker.protocol import StepDone
 
 BASELINE = 3.0

@@ -3,7 +3,7 @@
 import pytest
 
 from port_agent.energy.attribution.timeline import GpuShare, Integrator, Interval
-from port_agent.energy.sources.base import Coverage, GpuReading, Kind, SensorReading, SourceInfo
+from port_agent.energy.sources.power_source import Coverage, GpuReading, Kind, SensorReading, SourceInfo
 
 METER = SourceInfo("meter", Kind.MEASURED, Coverage.BOARD, "all", 0.001, 1.0)
 COUNTER = SourceInfo("counter", Kind.MEASURED, Coverage.PACKAGE, "all", 0.001, 1.0)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from port_agent.energy.sources.background import BackgroundSource
-from port_agent.energy.sources.base import SensorReading, SourceError
+from port_agent.energy.sources.power_source import SensorReading, SourceError
 from port_agent.system.clock import now_s
 from tests.agent.energy.recordings import ScriptedSource
 from tests.waiting import PATIENCE_S

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.energy.sources.base import SourceAbsent, SourceError
 from port_agent.energy.sources.battery import BatterySource, Style, parse_gauge
+from port_agent.energy.sources.power_source import SourceAbsent, SourceError
 from tests.agent.energy.device_trees import supply
 from tests.agent.energy.recordings import local
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from port_agent.energy.sources.base import Kind
 from port_agent.energy.sources.estimated import (
     CpuTime,
     EstimatedSource,
@@ -11,6 +10,7 @@ from port_agent.energy.sources.estimated import (
     generic_model,
     read_cpu_time,
 )
+from port_agent.energy.sources.power_source import Kind
 
 
 def test_estimate_follows_load_and_transfers() -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.energy.sources.base import SourceError
 from port_agent.energy.sources.ina2xx import (
     BusReading,
     Ina2xxSource,
@@ -16,6 +15,7 @@ from port_agent.energy.sources.ina2xx import (
     read_hwmon,
     read_i2c,
 )
+from port_agent.energy.sources.power_source import SourceError
 
 
 def hwmon(root: Path, millivolts: str = "4228", milliamperes: str = "-40", name: str = "ina219") -> Path:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.energy.sources.base import Coverage, SourceAbsent, SourceError
 from port_agent.energy.sources.ina3221 import Ina3221Source, find_channels
+from port_agent.energy.sources.power_source import Coverage, SourceAbsent, SourceError
 from tests.agent.energy.device_trees import ORIN_NANO, hwmon
 from tests.agent.energy.recordings import local
 

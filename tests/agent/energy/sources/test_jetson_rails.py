@@ -2,8 +2,8 @@
 
 import pytest
 
-from port_agent.energy.sources.base import Coverage, SourceError
 from port_agent.energy.sources.jetson_rails import GPU_RAILS, SUMS, TOTAL_RAILS, board_total, gpu_rail
+from port_agent.energy.sources.power_source import Coverage, SourceError
 
 RAILS = {
     "TX2": ("VDD_IN", "VDD_SYS_GPU", "VDD_SYS_CPU", "VDD_SYS_SOC"),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from port_agent.energy.sources.base import GpuReading, SourceError
 from port_agent.energy.sources.macos import (
     RECORD_END,
     mac_battery_source,
@@ -14,6 +13,7 @@ from port_agent.energy.sources.macos import (
     parse_smart_battery,
     read_register,
 )
+from port_agent.energy.sources.power_source import GpuReading, SourceError
 from tests.agent.energy.recordings import local
 
 TWO = local("powermetrics_m1_two_samples.txt")

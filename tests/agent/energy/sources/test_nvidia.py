@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.energy.sources.base import Coverage, Kind, SensorReading, SourceAbsent, SourceError
 from port_agent.energy.sources.nvidia import NAME, NvidiaSource, WithCards, parse_draw
+from port_agent.energy.sources.power_source import Coverage, Kind, SensorReading, SourceAbsent, SourceError
 from port_agent.energy.sources.registry import EnergyConfig, diagnose, open_sources
 from tests.agent.energy.device_trees import zone
 from tests.agent.energy.recordings import ScriptedSource, local

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from port_agent.energy.sources.base import Coverage, SourceError
 from port_agent.energy.sources.pi5_pmic import parse_pmic, pi5_source
+from port_agent.energy.sources.power_source import Coverage, SourceError
 from tests.agent.energy.recordings import local
 
 IDLE = local("pi5_pmic_read_adc_idle.txt")

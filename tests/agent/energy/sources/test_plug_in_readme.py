@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import port_agent.energy
-from port_agent.energy.sources.base import Coverage, PowerSource, SourceError
+from port_agent.energy.sources.power_source import Coverage, PowerSource, SourceError
 from port_agent.energy.sources.registry import EnergyConfig
 
 README = (Path(port_agent.energy.__file__).parent / "README.md").read_text()

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.energy.sources.base import Kind
 from port_agent.energy.sources.estimated import CpuTime, EstimatedSource, LoadProbe, generic_model
 from port_agent.energy.sources.power_models import board_model, detect_board, model_of, power_with
+from port_agent.energy.sources.power_source import Kind
 from port_agent.energy.sources.tegrastats import parse_line
 from port_planner.ir.boards import BOARDS, BoardError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.energy.sources.base import SourceAbsent, SourceError
+from port_agent.energy.sources.power_source import SourceAbsent, SourceError
 from port_agent.energy.sources.rapl import RaplSource, find_zones
 from tests.agent.energy.device_trees import RANGE_UJ, TREE, zone
 

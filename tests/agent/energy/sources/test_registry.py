@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from port_agent.energy.sources import registry
-from port_agent.energy.sources.base import Coverage, Kind, PowerSource, SourceInfo
 from port_agent.energy.sources.estimated import PowerModel
 from port_agent.energy.sources.ina2xx import Wire
+from port_agent.energy.sources.power_source import Coverage, Kind, PowerSource, SourceInfo
 from port_agent.energy.sources.registry import EnergyConfig, EnergyConfigError, configured_model, diagnose, open_sources
 from tests.agent.energy.device_trees import ORIN_NANO, hwmon, supply, zone
 from tests.agent.energy.recordings import ScriptedSource, local

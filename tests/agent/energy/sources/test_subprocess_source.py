@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from port_agent.energy.sources.base import SourceError
+from port_agent.energy.sources.power_source import SourceError
 from port_agent.energy.sources.subprocess_source import ChildOutput
 from port_agent.energy.sources.tegrastats import NAME, tegrastats_source
 from tests.agent.energy.recordings import local

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from port_agent.energy.sources.base import Coverage, SourceError
 from port_agent.energy.sources.jetson_rails import gpu_rail
+from port_agent.energy.sources.power_source import Coverage, SourceError
 from port_agent.energy.sources.tegrastats import parse_line, tegrastats_source
 from tests.agent.energy.recordings import local
 

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from port_agent.energy.sources import timely
-from port_agent.energy.sources.base import Coverage, Kind, PowerSource, SelfTest, SensorReading, SourceError, SourceInfo
+from port_agent.energy.sources.power_source import (
+    Coverage,
+    Kind,
+    PowerSource,
+    SelfTest,
+    SensorReading,
+    SourceError,
+    SourceInfo,
+)
 from port_agent.energy.sources.registry import EnergyConfig, open_sources
 from port_agent.energy.sources.timely import ReadThread, ReadThreads, TimelySource
 from tests.agent.energy.device_trees import ORIN_NANO, hwmon

@@ -13,9 +13,9 @@ import pytest
 
 from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.finetuning.job_file import FinetuneJob
-from port_agent.worker.options import FINETUNE_WORKER, WorkerOptions
 from port_agent.worker.protocol import TrainingFailed, TrainingFinished, WorkerReady
 from port_agent.worker.start import start_worker
+from port_agent.worker.worker_options import FINETUNE_WORKER, WorkerOptions
 from port_planner.base.errors import ExitCode
 from tests.agent.finetuning.tiny_model import make_data, make_model
 

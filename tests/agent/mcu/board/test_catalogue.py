@@ -2,8 +2,8 @@
 
 import pytest
 
+from port_agent.mcu.board.board_errors import BoardJobError
 from port_agent.mcu.board.catalogue import BOARDS, find_board
-from port_agent.mcu.board.errors import BoardJobError
 
 
 def test_board_table_is_consistent() -> None:

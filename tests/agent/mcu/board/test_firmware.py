@@ -37,7 +37,7 @@ def test_every_port_builds_within_its_limits(board: object, model: Path, tmp_pat
 def test_missing_compiler_says_how_to_get_it(
     board: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Callable[[str], Firmware]
 ) -> None:
-    from port_agent.mcu.board.errors import BuildError
+    from port_agent.mcu.board.board_errors import BuildError
 
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match="apt install gcc-arm-none-eabi"):

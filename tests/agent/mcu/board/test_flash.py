@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from port_agent.mcu.board.board_errors import FirmwareWriteError
 from port_agent.mcu.board.catalogue import FlashMethod, find_board
-from port_agent.mcu.board.errors import FirmwareWriteError
 from port_agent.mcu.board.firmware import Firmware
 from port_agent.mcu.board.flash import flash
 

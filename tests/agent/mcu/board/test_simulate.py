@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from port_agent.mcu.board.errors import DeviceResetError, SimulatorError
+from port_agent.mcu.board.board_errors import DeviceResetError, SimulatorError
 from port_agent.mcu.board.firmware import Firmware, build_firmware
 from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.job import load_data, read_job

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.mcu.board.errors import (
+from port_agent.mcu.board.board_errors import (
     DeviceResetError,
     IncompatibleError,
     MessageError,
@@ -285,7 +285,7 @@ def test_an_effect_with_unknown_outcome_must_be_settled(device: Device) -> None:
 
 
 def test_building_too_large_a_model_names_the_remedy(tmp_path: Path) -> None:
-    from port_agent.mcu.board.errors import TooLargeError
+    from port_agent.mcu.board.board_errors import TooLargeError
     from port_agent.mcu.board.firmware import build_firmware
 
     require_board_tools()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from port_agent.mcu.board.errors import MessageError
+from port_agent.mcu.board.board_errors import MessageError
 from port_agent.mcu.protocol.effects import Infer, Options
 from tests.agent.mcu.examples import TRAINING
 

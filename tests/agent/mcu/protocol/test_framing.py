@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from port_agent.mcu.board.errors import FramingError
+from port_agent.mcu.board.board_errors import FramingError
 from port_agent.mcu.protocol.framing import (
     CONTENT_MAX,
     ENCODED_MAX,

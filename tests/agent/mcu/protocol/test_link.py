@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.mcu.board.errors import (
+from port_agent.mcu.board.board_errors import (
     IncompatibleError,
 )
 from port_agent.mcu.protocol.board_model import read_model

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.mcu.board.errors import MessageError
+from port_agent.mcu.board.board_errors import MessageError
 from port_agent.mcu.protocol.framing import FrameDecoder
 from port_agent.mcu.protocol.messages import HEADER, MessageType, ReplyStatus, Request, decode_reply, encode_request
 from tests.agent.mcu.examples import CASES, NONCE, SEQUENCE, reply_content

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from port_agent.mcu.board.board_errors import PortNotFoundError
 from port_agent.mcu.board.catalogue import UsbId, boards_with_usb
-from port_agent.mcu.board.errors import PortNotFoundError
 from port_agent.mcu.protocol.ports import PortInfo, PortSelector, find_port, require_port, selector_of
 
 MICROBIT = UsbId(0x0D28, 0x0204)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from port_agent.mcu.board.errors import (
+from port_agent.mcu.board.board_errors import (
     DeviceResetError,
     DisconnectedError,
     IncompatibleError,

@@ -21,7 +21,7 @@ from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import FILES_FORMAT, BundleError
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.job import TrainingJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from tests.agent.training.options import train_options
 from tests.planner.bundles import read_everything, rewrite
 

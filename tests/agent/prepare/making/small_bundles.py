@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from port_agent.prepare.making.bundle import BundleReport, MakeOptions, make
 from port_agent.prepare.making.bundle_file import BundleFile
+from port_agent.prepare.making.bundle_maker import BundleReport, MakeOptions, make
 from port_agent.prepare.measurement.dry_run import DryRun, DryRunWorkers
 from port_agent.prepare.pools import Pools
 from port_planner import make_bundle
@@ -18,7 +18,7 @@ from port_planner.ir.bundle.manifest import NO_LIMITS, PlannedLimits
 from port_planner.ir.costs import Codec, DeviceCosts, Flash, OpCost, PackingCost
 from port_planner.job import Bucket, TrainingJob
 from port_planner.make_bundle import CapturedJob, PlanFunction
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from tests.planner.steps import costs_of
 
 MIB = 1 << 20

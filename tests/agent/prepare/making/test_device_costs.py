@@ -7,7 +7,7 @@ import pytest
 from port_agent.energy.sources.estimated import PowerModel
 from port_agent.prepare.making import device_costs
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from tests.agent.prepare.making.small_bundles import shallow
 
 

@@ -8,7 +8,7 @@ import pytest
 from port_agent.prepare.measurement.dry_run import DryRun
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.costs import OpCost
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from tests.agent.prepare.making.small_bundles import SEEN, fake_trials, shallow, small_made
 from tests.planner.steps import costs_of
 

@@ -15,7 +15,7 @@ from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.ir.graph import Phase, StepGraph
 from port_planner.job import Bucket, TrainingJob
 from port_planner.make_bundle import CapturedJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.placement.operator_devices import DeviceLink
 
 torch.set_num_threads(1)

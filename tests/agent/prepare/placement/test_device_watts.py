@@ -13,7 +13,7 @@ import torch
 
 from port_agent.backend.cpu import CpuBackend
 from port_agent.energy.sources import nvidia
-from port_agent.energy.sources.base import SensorReading
+from port_agent.energy.sources.power_source import SensorReading
 from port_agent.energy.sources.registry import EnergyConfig
 from port_agent.prepare.placement import device_watts
 from port_agent.prepare.placement.device_watts import DeviceWatts, measured_device_watts, meters_of, watts_of

@@ -27,7 +27,7 @@ from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from tests.agent.training.options import train_options
 
 pytestmark = pytest.mark.own_process

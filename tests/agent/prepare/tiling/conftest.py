@@ -8,7 +8,7 @@ import pytest
 from port_agent.prepare.tiling.split_gradients import with_split_gradients
 from port_agent.prepare.tiling.tiled_job import TiledJob
 from port_planner import make_bundle
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from tests.agent.prepare.tiling.small_jobs import ROOM, whole
 
 

@@ -11,7 +11,7 @@ from port_planner.ir.bundle.manifest import NO_LIMITS
 from port_planner.ir.costs import DeviceCosts, OpCost
 from port_planner.ir.graph import StepGraph
 from port_planner.job import TrainingJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.tiling.chains import touched_bytes
 from tests.agent.exactness import OPTIMIZERS
 from tests.agent.jobs_small import make_job

@@ -9,7 +9,7 @@ from port_agent.prepare.tiling.tiled_job import TiledJob
 from port_planner import make_bundle
 from port_planner.ir.costs import CostTable
 from port_planner.job import TrainingJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.floor import floor_of
 from port_planner.tiling.gradients import split_gradients
 from port_planner.tiling.norms import NORM_BACKWARD

@@ -18,7 +18,7 @@ from port_planner.ir.costs import CostTable, DeviceCosts, OpCost
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.lowering.lower import lower
 from port_planner.job import TrainingJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.floor import floor_of
 from port_planner.search.plan_step import PlanResult
 from port_planner.tiling import tiles

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from port_agent.prepare.measurement.dry_run import DryRunError
-from port_agent.prepare.measurement.worker import MeasurementWorker
+from port_agent.prepare.measurement.measurement_worker import MeasurementWorker
 from port_agent.prepare.tiling.comparing import compared, tiled_with, with_operator_costs
 from port_agent.prepare.tiling.tiled_job import TiledJob
 from port_planner.exactness.replacements import Difference
 from port_planner.ir.costs import OpCost
 from port_planner.ir.graph import StepGraph
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.tiling import tiles
 from port_planner.tiling.gradients import split_gradients_by_mask
 from port_planner.tiling.rewriting import RewrittenGraph

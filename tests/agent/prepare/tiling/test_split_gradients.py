@@ -18,7 +18,7 @@ from port_planner.exactness.replacements import Difference
 from port_planner.ir.costs import OpCost
 from port_planner.ir.graph import StepGraph
 from port_planner.job import TrainingJob
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.tiling.gradients import CONVOLUTION, CONVOLUTION_BACKWARD, WHAT
 from port_planner.tiling.pixels import PRODUCTS
 from port_planner.tiling.rewriting import RewrittenGraph

@@ -13,7 +13,7 @@ from port_agent.prepare.tiling.tiling_search import TilingSearch
 from port_planner import make_bundle
 from port_planner.ir.costs import CostTable, OpCost
 from port_planner.ir.graph import StepGraph
-from port_planner.profiling.operators import MeasuredCosts
+from port_planner.profiling.operator_profile import MeasuredCosts
 from port_planner.search.floor import floor_of
 from port_planner.search.plan_step import PlanResult
 from port_planner.tiling import tiles

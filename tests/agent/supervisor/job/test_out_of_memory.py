@@ -17,7 +17,7 @@ from port_agent.supervisor.job.runner import Runner
 from port_agent.supervisor.job.worker_kinds import BundleFacts, WorkerKind, torch_environment
 from port_agent.system.clock import SystemClock
 from port_agent.system.locks import LockFile
-from port_agent.worker.options import TORCH_WORKER
+from port_agent.worker.worker_options import TORCH_WORKER
 from port_planner.job import TrainingJob
 from tests.agent.jobs_small import write_job
 from tests.agent.live_daemon import go

@@ -19,7 +19,6 @@ from port_agent.supervisor.job.exit_status import WorkerExit
 from port_agent.supervisor.job.worker_process import Launch, RequestedState, WorkerPhase, WorkerProcess
 from port_agent.system.locks import LockFile
 from port_agent.system.python_process import NEUTRAL_DIRECTORY
-from port_agent.worker.options import CONTROL_FD_PLACE
 from port_agent.worker.protocol import (
     MAX_LINE_BYTES,
     CheckpointWritten,
@@ -29,6 +28,7 @@ from port_agent.worker.protocol import (
     TrainingFinished,
     WorkerReady,
 )
+from port_agent.worker.worker_options import CONTROL_FD_PLACE
 from tests.agent.live_daemon import go, process_state
 
 pytestmark = pytest.mark.process

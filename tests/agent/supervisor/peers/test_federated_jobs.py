@@ -36,8 +36,8 @@ from port_agent.peers.federation_requests import (
     TaskState,
 )
 from port_agent.supervisor.peers import federated_jobs
-from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.supervisor.peers.federated_jobs import THIS_DEVICE, FederatedJobs
+from port_agent.supervisor.peers.peer_answers import FederatedContext
 from tests.agent.federate.jobs import adapter_file, gestures_bundle, gestures_job
 from tests.agent.live_daemon import until
 

@@ -13,8 +13,8 @@ from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.sightings import Peer
 from port_agent.peers.state import PublicState
 from port_agent.policy.config import AgentOptions
-from port_agent.supervisor.peers.answers import FederatedContext
 from port_agent.supervisor.peers.pairing import PairingRefusedError
+from port_agent.supervisor.peers.peer_answers import FederatedContext
 from port_agent.supervisor.peers.peers import HISTORY_KIND, Peers
 from port_agent.system.clock import SystemClock
 from tests.agent.peers.devices import HEARTBEAT

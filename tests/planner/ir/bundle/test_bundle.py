@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from port_planner.base.errors import PortError
+from port_planner.ir.allowed_operators import OperatorError
 from port_planner.ir.bundle.bundle import Bundle, read_manifest
 from port_planner.ir.bundle.checksums import rows_per_block
 from port_planner.ir.bundle.codec import WireError, pack_integers, pack_plan, unpack_plan
 from port_planner.ir.bundle.manifest import DEVICE_FORMAT, BundleError
 from port_planner.ir.graph import GraphError
-from port_planner.ir.operators import OperatorError
 from port_planner.ir.plan import Action
 from port_planner.ir.program import BudgetError, PlanError
 from tests.agent.jobs_small import make_job, small_bundle, write_job

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from port_planner.ir.allowed_operators import OPTIMIZERS
 from port_planner.ir.bundle.bundle import read_manifest
 from port_planner.ir.bundle.manifest import DEVICE_FORMAT, FORMAT, BundleError
 from port_planner.ir.lowering.optimizer_scalars import SUPPORTED
-from port_planner.ir.operators import OPTIMIZERS
 from tests.agent.jobs_small import small_bundle
 from tests.planner.bundles import assemble, load, members, rewrite
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from port_planner.ir.allowed_operators import GUARD
 from port_planner.ir.costs import Codec, CostTable
 from port_planner.ir.graph import Role, StepGraph, operands
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.lowering.packables import packed_reading
 from port_planner.ir.lowering.rematerialize import effective_operands, rematerializable
 from port_planner.ir.lowering.update_slices import slice_bounds, update_groups
-from port_planner.ir.lowering.verify import verify_lowered
-from port_planner.ir.operators import GUARD
+from port_planner.ir.lowering.verify_program import verify_lowered
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import BudgetError, Code, PlanError, Program, idle_gaps
 from port_planner.search.plan_step import plan_step

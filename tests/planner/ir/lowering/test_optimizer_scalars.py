@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from port_planner.base.errors import CaptureError
+from port_planner.ir.allowed_operators import OPTIMIZERS
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars, build_optimizer, describe_optimizer
-from port_planner.ir.operators import OPTIMIZERS
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

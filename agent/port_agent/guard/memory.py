@@ -337,11 +337,11 @@ class GuardedMemory:
 
         The caller may not run again before all continue, because a waiting thread may hold the interpreter's lock.
         """
-        self._process.port_guard_pause_and_report(PauseState.HELD)
+        self._process.port_guard_pause_and_say(PauseState.HELD)
 
     def release_and_report(self) -> None:
         """In addition, evict all tensors, and send the line `released` when those of this process are evicted."""
-        self._process.port_guard_pause_and_report(PauseState.RELEASED)
+        self._process.port_guard_pause_and_say(PauseState.RELEASED)
 
 
 def _preloaded() -> ctypes.CDLL | None:

@@ -398,7 +398,7 @@ EXPORT void port_guard_watch_line(int line, const char *held, const char *releas
 
 EXPORT void port_guard_line_is_obeyed(bool now) { service_line_is_obeyed(now); }
 
-EXPORT void port_guard_pause_and_report(unsigned state) { service_pause_and_report((enum pause_state)state); }
+EXPORT void port_guard_pause_and_say(unsigned state) { service_pause_and_report((enum pause_state)state); }
 
 EXPORT void port_guard_counters(struct guard_counters *out) { guard_read_counters(out); }
 

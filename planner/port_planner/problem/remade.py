@@ -26,27 +26,27 @@ class RepeatedOperators:
     """The operators of one micro-batch that run again, and where."""
 
     def __init__(
-        self, graph: StepGraph, tile_of: Sequence[int], rank_of: Sequence[int], updated: Mapping[str, int] = _NEVER
+        self, graph: StepGraph, segment_of: Sequence[int], rank_of: Sequence[int], updated: Mapping[str, int] = _NEVER
     ) -> None:
-        """`tile_of`, `rank_of`: the tile of every operator, and its place in the sequence.
+        """`segment_of`, `rank_of`: the segment of every operator, and its place in the sequence.
 
         `updated`: after which place a parameter, by its key, has its new value.
         """
-        self._graph, self._tile_of, self._rank_of, self._updated = graph, tile_of, rank_of, updated
+        self._graph, self._segment_of, self._rank_of, self._updated = graph, segment_of, rank_of, updated
         backward = (i for i, op in enumerate(graph.ops) if op.phase is Phase.BACKWARD)
         self._backward = sorted(backward, key=lambda i: rank_of[i])
         self._valid_until = [self._last_place(s) for s in range(len(graph.storages))]
         self._indices = {value.storage for value in graph.values if value.dtype in _INDICES}
         self._can = [self._again_possible(s) for s in range(len(graph.storages))]
-        self._cuts = self._find_cuts()
+        self._boundaries = self._find_boundaries()
 
     def before(self) -> dict[int, tuple[int, ...]]:
         """Return, for each operator of the backward pass, the forward operators that run again before it, ascending."""
         found: dict[int, tuple[int, ...]] = {}
         done: dict[int, set[int]] = {}
         for i in self._backward:
-            tile = self._tile_of[i]
-            there = done.setdefault(tile, set())
+            segment = self._segment_of[i]
+            there = done.setdefault(segment, set())
             again = self._needed_by(i, there)
             if again:
                 found[i] = tuple(sorted(again))
@@ -71,22 +71,22 @@ class RepeatedOperators:
 
     def _missing(self, s: int, op: int) -> bool:
         """Return whether a tensor of another segment's forward pass is recomputed for `op` rather than kept."""
-        if not self._can[s] or self._tile_of[self._graph.uses[s][0]] == self._tile_of[op]:
+        if not self._can[s] or self._segment_of[self._graph.uses[s][0]] == self._segment_of[op]:
             return False
-        return self._rank_of[op] <= self._valid_until[s] and not self._waits(s, self._cuts)
+        return self._rank_of[op] <= self._valid_until[s] and not self._waits(s, self._boundaries)
 
     def _last_place(self, s: int) -> float:
         """Return the last place before which running the writers of a storage again restores its contents."""
         read = (self._graph.storages[u] for w in self._graph.writers[s] for u in effective_operands(self._graph, w))
         return min((self._updated.get(storage.key, math.inf) for storage in read), default=math.inf)
 
-    def _waits(self, s: int, cuts: Sequence[int]) -> bool:
+    def _waits(self, s: int, boundaries: Sequence[int]) -> bool:
         """Return whether the forward pass itself uses a tensor on both sides of a cut."""
         first = self._graph.uses[s][0]
         last = max(u for u in self._graph.uses[s] if self._graph.ops[u].phase is Phase.FORWARD)
-        return bisect_right(cuts, first) < bisect_right(cuts, last)
+        return bisect_right(boundaries, first) < bisect_right(boundaries, last)
 
-    def _find_cuts(self) -> list[int]:
+    def _find_boundaries(self) -> list[int]:
         """Return the forward operators before which tensors are kept, which are the boundaries of segments.
 
         The operators that a segment of the backward pass needs begin at some place. Among the places before it, back to
@@ -97,16 +97,16 @@ class RepeatedOperators:
         begins: dict[int, int] = {}
         for i in self._backward:
             for s in graph.reads[i]:
-                first, tile = graph.uses[s][0], self._tile_of[i]
-                if self._can[s] and self._tile_of[first] != tile:
-                    begins[tile] = min(begins.get(tile, first), first)
-        cuts, lowest = set[int](), 1
+                first, segment = graph.uses[s][0], self._segment_of[i]
+                if self._can[s] and self._segment_of[first] != segment:
+                    begins[segment] = min(begins.get(segment, first), first)
+        boundaries, lowest = set[int](), 1
         for first in sorted(set(begins.values()) - {0}):
-            cuts.add(min(range(lowest, first + 1), key=lambda i: (waiting[i], -i)))
+            boundaries.add(min(range(lowest, first + 1), key=lambda i: (waiting[i], -i)))
             lowest = first + 1
         forward = [i for i, op in enumerate(graph.ops) if op.phase is Phase.FORWARD]
-        cuts |= {b for a, b in itertools.pairwise(forward) if self._tile_of[a] != self._tile_of[b]}
-        return sorted(cuts)
+        boundaries |= {b for a, b in itertools.pairwise(forward) if self._segment_of[a] != self._segment_of[b]}
+        return sorted(boundaries)
 
     def _waiting_bytes(self) -> list[int]:
         """Return, before every operator, the bytes that the forward pass has computed and will still use."""

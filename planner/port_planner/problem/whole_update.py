@@ -82,19 +82,19 @@ def whole_update(graphs: Sequence[StepGraph], free_bytes: int, *, remake: bool) 
         return None
     places = [_places(graph) for graph in graphs]
     order = _late(graphs[-1], places[-1])
-    tiles = _Segments(graphs[-1], places[-1], order, len(graphs), free_bytes).of_places()
-    tile_of = [[tiles[p] for p in place] for place in places]
+    segments = _Segments(graphs[-1], places[-1], order, len(graphs), free_bytes).of_places()
+    segment_of = [[segments[p] for p in place] for place in places]
     rank = {p: k for k, p in enumerate(order)}
     ranks = [[rank[p] for p in place] for place in places]
     sequence = sorted(
         ((m, i) for m, graph in enumerate(graphs) for i in range(len(graph.ops))),
-        key=lambda at: (tile_of[at[0]][at[1]], at[0], ranks[at[0]][at[1]], at[1]),
+        key=lambda at: (segment_of[at[0]][at[1]], at[0], ranks[at[0]][at[1]], at[1]),
     )
     again: list[Mapping[int, Sequence[int]]] = [{} for _ in graphs]
     if remake:
         updated = _updated_after(graphs[-1], ranks[-1])
-        again = [RepeatedOperators(*found, updated).before() for found in zip(graphs, tile_of, ranks, strict=True)]
-    update = _GraphMerger(graphs).merged(sequence, tile_of, again)
+        again = [RepeatedOperators(*found, updated).before() for found in zip(graphs, segment_of, ranks, strict=True)]
+    update = _GraphMerger(graphs).merged(sequence, segment_of, again)
     return update if _reads_the_same(graphs, update) else None
 
 
@@ -253,7 +253,7 @@ class _Segments:
         n = len(self._order)
         best: list[float] = [0.0] + [math.inf] * n
         begun = [0] * (n + 1)
-        ends = [*self._cuts(), n]
+        ends = [*self._boundaries(), n]
         for number, a in enumerate(ends[:-1]):
             span, k = _Span(), a
             for b in ends[number + 1 :]:
@@ -271,7 +271,7 @@ class _Segments:
             found[p] = bisect_right(starts, k) - 1
         return found
 
-    def _cuts(self) -> list[int]:
+    def _boundaries(self) -> list[int]:
         """Return where a segment may begin: where fewer bytes wait than around it.
 
         It is never where the backward pass begins, because all inputs of the loss would have to wait.
@@ -343,12 +343,12 @@ class _GraphMerger:
         self._becomes = _summed_where_made(graphs[0])
         """Gradient in which the first micro-batch's sum continues, by the sum's storage."""
         self._anew: dict[int, int] = {}
-        """Storages of a micro-batch that were recomputed in the current tile, by their originals."""
+        """Storages of a micro-batch that were recomputed in the current segment, by their originals."""
 
     def merged(
         self,
         sequence: Sequence[tuple[int, int]],
-        tile_of: Sequence[Sequence[int]],
+        segment_of: Sequence[Sequence[int]],
         again: Sequence[Mapping[int, Sequence[int]]],
     ) -> WholeUpdate:
         """Return the graph; `again`: operators that run again before an operator of a micro-batch.
@@ -360,8 +360,8 @@ class _GraphMerger:
         origin: list[tuple[int, int]] = []
         here = (-1, -1)
         for m, i in sequence:
-            if (m, tile_of[m][i]) != here:
-                here = (m, tile_of[m][i])
+            if (m, segment_of[m][i]) != here:
+                here = (m, segment_of[m][i])
                 self._anew.clear()
             made = [(r, self._once_more(m, r)) for r in again[m].get(i, ())]
             for place, op in (*made, (i, self._summed(m, self._graphs[m].ops[i]))):

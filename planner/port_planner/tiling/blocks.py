@@ -44,7 +44,7 @@ _EMBEDDED = "aten::embedding_dense_backward"
 
 @dataclass(frozen=True, slots=True)
 class LargeWeight:
-    """A matrix that all steps can use in blocks; `ways`: the dimensions along which they do.
+    """A matrix that all steps can use in blocks; `dimensions`: the dimensions along which they do.
 
     `states`: names of equally large optimizer states, if it is `trained`.
     """
@@ -52,7 +52,7 @@ class LargeWeight:
     name: str
     dtype: str
     shape: tuple[int, int]
-    ways: frozenset[int]
+    dimensions: frozenset[int]
     states: tuple[str, ...] = ()
     trained: bool = False
 
@@ -99,9 +99,13 @@ def large_weights(graphs: Iterable[StepGraph], least_bytes: int) -> tuple[LargeW
                 continue
             before = found.setdefault(storage.name, weight)
             states, trained = weight.states or before.states, weight.trained or before.trained
-            found[storage.name] = replace(weight, ways=weight.ways | before.ways, states=states, trained=trained)
+            found[storage.name] = replace(
+                weight, dimensions=weight.dimensions | before.dimensions, states=states, trained=trained
+            )
     return tuple(
-        replace(w, ways=w.ways | {ROWS}) if w.trained else w for name, w in found.items() if name not in others
+        replace(w, dimensions=w.dimensions | {ROWS}) if w.trained else w
+        for name, w in found.items()
+        if name not in others
     )
 
 
@@ -113,11 +117,19 @@ def blocks_of(weight: LargeWeight, count: int, columns: int | None = None) -> di
     multiples = {ROWS: row_multiple, COLUMNS: PRODUCT_ROWS}
     counts = {ROWS: count, COLUMNS: columns if weight.trained and columns is not None else count}
     return {
-        way: tuple(
-            Block(f"{_SEPARATOR}{_LAYOUTS[way]}/{k}", way, begin, end, stored=way == ROWS or not weight.trained)
-            for k, (begin, end) in enumerate(even_bounds(weight.shape[way], counts[way], multiples[way]))
+        dimension: tuple(
+            Block(
+                f"{_SEPARATOR}{_LAYOUTS[dimension]}/{k}",
+                dimension,
+                begin,
+                end,
+                stored=dimension == ROWS or not weight.trained,
+            )
+            for k, (begin, end) in enumerate(
+                even_bounds(weight.shape[dimension], counts[dimension], multiples[dimension])
+            )
         )
-        for way in sorted(weight.ways)
+        for dimension in sorted(weight.dimensions)
     }
 
 
@@ -190,16 +202,16 @@ def _weight(graph: StepGraph, s: int, group: UpdateGroup | None) -> LargeWeight 
     """Return a storage as a weight that can be read in blocks, or None if some op uses or changes it otherwise."""
     trained = None if group is None else _trained(graph, group)
     inside = () if trained is None else trained.ops
-    ways, shapes = set(), set()
+    dimensions, shapes = set(), set()
     for i in graph.uses[s]:
         if i in inside:
             continue
         op = graph.ops[i]
-        found = _way(graph, op, s) if s not in op.writes else None
+        found = _dimension(graph, op, s) if s not in op.writes else None
         if found is None:
             return None
-        way, value = found
-        ways.add(way)
+        dimension, value = found
+        dimensions.add(dimension)
         rows, columns = value.shape if value.stride == row_major(value.shape) else value.shape[::-1]
         shapes.add((value.dtype, (rows, columns)))
     if len(shapes) != 1 or (group is not None and trained is None):
@@ -208,7 +220,7 @@ def _weight(graph: StepGraph, s: int, group: UpdateGroup | None) -> LargeWeight 
     if trained is not None and not _of_shape(graph, trained, shape):
         return None
     states = () if trained is None else tuple(graph.storages[k].name for k in sorted(trained.lasting - {s}))
-    return LargeWeight(graph.storages[s].name, dtype, shape, frozenset(ways), states, trained is not None)
+    return LargeWeight(graph.storages[s].name, dtype, shape, frozenset(dimensions), states, trained is not None)
 
 
 def _trained(graph: StepGraph, group: UpdateGroup) -> _TrainedWeight | None:
@@ -254,7 +266,7 @@ def _of_shape(graph: StepGraph, trained: _TrainedWeight, shape: tuple[int, int])
     return all(op.name != _EMBEDDED or op.args[2] == shape[0] for op in makers)
 
 
-def _way(graph: StepGraph, op: Op, s: int) -> tuple[int, Value] | None:
+def _dimension(graph: StepGraph, op: Op, s: int) -> tuple[int, Value] | None:
     """Return the dimension along which an op can use weight `s` in blocks, and the value that it uses."""
     name, place = base_name(op.name), operator_of(op.name).weight
     taken = [v for v in operands(op) if graph.values[v].storage == s]
@@ -306,14 +318,16 @@ class _BlockRewriter:
 
     def read(self, op: Op, s: int) -> str:
         """Add an op that uses weight `s` block by block; return its description. Raises GraphError if it cannot."""
-        found, name = _way(self.graph, op, s), self.graph.storages[s].name
+        found, name = _dimension(self.graph, op, s), self.graph.storages[s].name
         if found is None:
             raise GraphError(f"{op.name} does not take {name} in blocks; plan the job again")
-        way, value = found
-        blocks = self.weights[name].get(way)
+        dimension, value = found
+        blocks = self.weights[name].get(dimension)
         if blocks is None:
-            raise GraphError(f"{op.name} takes {name} by {_LAYOUTS[way]}, in which it does not lie; plan the job again")
-        what = f"{base_name(op.name)} with {name} by {_LAYOUTS[way]}"
+            raise GraphError(
+                f"{op.name} takes {name} by {_LAYOUTS[dimension]}, in which it does not lie; plan the job again"
+            )
+        what = f"{base_name(op.name)} with {name} by {_LAYOUTS[dimension]}"
         if base_name(op.name) == "embedding":
             self._embedding(op, value, blocks, what)
         else:

@@ -53,7 +53,7 @@ def blocked(count: int = 5, dtype: torch.dtype = torch.float32) -> tuple[StepGra
 
 def test_a_frozen_weight_that_is_embedding_and_head_is_found_and_read_both_ways() -> None:
     (weight,) = large_weights([step()], MIN_BYTES)
-    assert (weight.name, weight.shape, weight.ways) == (NAME, (CLASSES, WIDTH), {ROWS, COLUMNS})
+    assert (weight.name, weight.shape, weight.dimensions) == (NAME, (CLASSES, WIDTH), {ROWS, COLUMNS})
     cut = blocks_of(weight, 3)
     assert [(b.begin, b.end) for b in cut[ROWS]] == [(0, 320), (320, 656), (656, 1000)]
     assert [(b.suffix, b.begin, b.end) for b in cut[COLUMNS]] == [
@@ -231,7 +231,7 @@ def reader_step(optimizer: str) -> Capture:
 def test_a_trained_table_its_state_and_gradient_exist_in_rows_alone(optimizer: str) -> None:
     graph = reader_step(optimizer).graphs["step"]
     (weight,) = large_weights([graph], MIN_BYTES)
-    assert weight.ways == {ROWS} and len(weight.states) == (2 if optimizer == "adamw" else 1)
+    assert weight.dimensions == {ROWS} and len(weight.states) == (2 if optimizer == "adamw" else 1)
     rewritten = read_in_blocks(graph, {weight.name: blocks_of(weight, 5)})
     small = compacted(rewritten.graph)
     verify_graph(small)
@@ -302,7 +302,7 @@ def tied_in_blocks(graph: StepGraph, count: int, columns: int) -> RewrittenGraph
 def test_a_trained_head_that_is_the_embedding_too_exists_in_rows_alone(optimizer: str) -> None:
     graph = tied_step(optimizer, rows=2).graphs["step"]
     (weight,) = large_weights([graph], MIN_BYTES)
-    assert (weight.name, weight.ways, weight.trained) == (NAME, {ROWS, COLUMNS}, True)
+    assert (weight.name, weight.dimensions, weight.trained) == (NAME, {ROWS, COLUMNS}, True)
     assert [block.stored for block in blocks_of(weight, 5, 1)[COLUMNS]] == [False]
     for columns in (1, 3):
         rewritten = tied_in_blocks(graph, 5, columns)
@@ -399,6 +399,6 @@ def test_a_trained_weight_that_is_read_by_columns_alone_lies_in_rows_all_the_sam
     optimizer = OPTIMIZERS["sgd"](model.parameters())
     graph = capture_step(model, lambda m, x: m(x).square().mean(), optimizer, (torch.randn(32, 64),)).graphs["step"]
     (weight,) = large_weights([graph], MIN_BYTES)
-    assert weight.ways == {ROWS, COLUMNS} and weight.trained
+    assert weight.dimensions == {ROWS, COLUMNS} and weight.trained
     rewritten = read_in_blocks(graph, {weight.name: blocks_of(weight, 4, 4)})
     assert len(rewritten.replacements) == 2 and differing(graph, rewritten) == ()

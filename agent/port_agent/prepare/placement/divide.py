@@ -184,16 +184,16 @@ def _judged(
     if len(alone) == len(whole) and not any(c.pages for c in (choice, *alone.values())):
         return choice, {kinds[d]: c.seconds for d, c in alone.items()}
     unbounded = choose_devices(replace(problem, memory=None), Goal.SECONDS, time_limit_s)
-    ways = {choice.devices: choice, unbounded.devices: unbounded}
+    candidates = {choice.devices: choice, unbounded.devices: unbounded}
     if problem.memory is not None:
         unpaged = replace(problem, memory=replace(problem.memory, targets=()))
         with contextlib.suppress(DeviceChoiceError):  # no choice fits the memories without pages
             found = choose_devices(unpaged, Goal.SECONDS, time_limit_s)
-            ways[found.devices] = found
-    ways |= {(d,) * len(graph.ops): on_devices(problem, [d] * len(graph.ops)) for d in whole}
+            candidates[found.devices] = found
+    candidates |= {(d,) * len(graph.ops): on_devices(problem, [d] * len(graph.ops)) for d in whole}
     tables = tuple(row[HOST] for row in problem.costs), tuple(row[DEVICE] for row in problem.costs)
     taken = dict[tuple[int, ...], float]()
-    for devices in ways:
+    for devices in candidates:
         where = tuple(kinds[d] for d in devices)
         if len(set(devices)) == 1:
             made, ops = on_kind(graph, where[0]), tuple(c for c in tables[devices[0]] if c is not None)
@@ -207,7 +207,7 @@ def _judged(
         return choice, {}
     best = min(taken, key=lambda devices: taken[devices])
     single = {kinds[d]: taken[each] for d in whole if (each := (d,) * len(graph.ops)) in taken}
-    return replace(ways[best], seconds=taken[best]), single
+    return replace(candidates[best], seconds=taken[best]), single
 
 
 def _one_is_best(kind: str, alone: Mapping[str, float], time_limit_s: float) -> str:

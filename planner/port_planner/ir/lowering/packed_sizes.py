@@ -42,10 +42,14 @@ def with_packed_sizes(
     contents = sorted({version(d) for d in open_to_change}, key=lambda v: -graph.storages[v[0]].nbytes)
     for key in contents[:MAX_TRIED]:
         gaps = [d for d in open_to_change if version(d) == key]  # together: a page is written once for all of them
-        ways = list(_packed_ways(len(costs.device.targets))) if key in packable else []
-        for way in [*ways, None] if sparser else ways:
+        candidates = list(_packed_candidates(len(costs.device.targets))) if key in packable else []
+        for candidate in [*candidates, None] if sparser else candidates:
             best, least = _cheaper(
-                graph, costs, plan, (best, least), {d: way and replace(d, action=way[0], target=way[1]) for d in gaps}
+                graph,
+                costs,
+                plan,
+                (best, least),
+                {d: candidate and replace(d, action=candidate[0], target=candidate[1]) for d in gaps},
             )
     made = _exchanged(plan, best)
     return costs, replace(made, peak_bytes=least.peak_bytes, seconds=least.seconds, joules=least.joules)
@@ -69,7 +73,7 @@ def _cheaper(
     return (tried, found) if found.cost_joules < known[1].cost_joules else known
 
 
-def _packed_ways(targets: int) -> Iterator[tuple[Action, int]]:
+def _packed_candidates(targets: int) -> Iterator[tuple[Action, int]]:
     yield Action.PACK, 0
     for target in range(targets):
         yield Action.PACK_PAGE, target

@@ -333,7 +333,7 @@ def _model(
             if ends:
                 model.row(f"together({first},{i},{d})", ends, 0.0, 0.0)
     for c, contents in enumerate(problem.contents):
-        for source, target in _ways(problem, place, contents):
+        for source, target in _pairs_of_devices(problem, place, contents):
             link = problem.links[source][target]
             moved = column(
                 f"t({c},{source},{target})",
@@ -371,7 +371,7 @@ def _switch_rows(
                 model.row(f"switched({i},{d},{e})", [(switched, 1.0), (here, -1.0), (there, -1.0)], -1.0, np.inf)
 
 
-def _ways(
+def _pairs_of_devices(
     problem: DeviceProblem, place: Sequence[dict[int, int]], contents: HandedContents
 ) -> Iterator[tuple[int, int]]:
     """Yield the pairs of devices between which contents may have to move."""

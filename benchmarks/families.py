@@ -226,8 +226,8 @@ def _page(rows: list[Row], budget_mib: int) -> Iterator[str]:
     yield "# Families of language models with `finetune`"
     yield ""
     yield (
-        f"Written by `python -m benchmarks.families --budget {budget_mib} --write`; torch {torch.__version__}, transformers "
-        f"{transformers.__version__}; one thread. Three updates of adapters on tiny random models."
+        f"Written by `python -m benchmarks.families --budget {budget_mib} --write`; torch {torch.__version__}, "
+        f"transformers {transformers.__version__}; one thread. Three updates of adapters on tiny random models."
     )
     yield ""
     kept = sum(_keeps(row, budget_mib) for row in rows)

@@ -61,8 +61,8 @@ SHARES = (1.0, 0.5)
 PLANNING_S = 20.0
 """Seconds of CPU time for the solver, each time it is asked."""
 NOT_COMPARED = (
-    "rockmate 2.0.0 (with HiRemate, which has no package of its own) is missing: it computes on CUDA alone, and rkgb 2.0.0, which it "
-    "imports, is published without its subpackages core and lowlevel"
+    "rockmate 2.0.0 (with HiRemate, which has no package of its own) is missing: it computes on CUDA alone, and rkgb "
+    "2.0.0, which it imports, is published without its subpackages core and lowlevel"
 )
 METHODS = ("eager", "checkpoint", "disk hooks", "compile 0.5", "compile 0.25", "port", "follow", "follow cgroup")
 

@@ -137,7 +137,8 @@ def _context() -> None:
         return
     held = torch.cuda.memory_reserved()
     sys.stdout.write(
-        f"context {format_bytes(context - before)}, libraries and workspaces {format_bytes(libraries - context - held)} more\n"
+        f"context {format_bytes(context - before)}, libraries and workspaces "
+        f"{format_bytes(libraries - context - held)} more\n"
     )
 
 
@@ -230,8 +231,8 @@ def page_ways(backend: Backend, folder: Path, console: Console) -> PageRoutes | 
     found = measured_page_routes(backend, folder)
     without = "not there" if found.shared_s is None else f"{1e3 * found.shared_s:.2f} ms"
     console.print(
-        f"a page of {format_bytes(found.nbytes)} in shared memory: with copies {1e3 * found.copied_s:.2f} ms, without {without}: "
-        f"plans have it {'moved where it lies' if found.shares else 'copied'}"
+        f"a page of {format_bytes(found.nbytes)} in shared memory: with copies {1e3 * found.copied_s:.2f} ms, without "
+        f"{without}: plans have it {'moved where it lies' if found.shares else 'copied'}"
     )
     return found
 
@@ -257,7 +258,8 @@ def overlap(backend: Backend, console: Console, size: int = 4096, nbytes: int = 
     alone, moved, together = (_seconds(backend, work) for work in (compute, copies, both))
     hidden = max(0.0, alone + moved - together) / min(alone, moved)
     console.print(
-        f"compute {alone * 1e3:.1f} ms, copies {moved * 1e3:.1f} ms, both {together * 1e3:.1f} ms: {hidden:.0%} of the shorter is hidden"
+        f"compute {alone * 1e3:.1f} ms, copies {moved * 1e3:.1f} ms, both {together * 1e3:.1f} ms: {hidden:.0%} of the "
+        "shorter is hidden"
     )
     return hidden
 

@@ -66,7 +66,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 PUBLISHED = {
     "qwen2.5-0.5b": (
-        "MeBP, iPhone, 4-bit base, 1 x 256 (arXiv 2510.03425): 361 MB; MeSP (no Python): 136 MB; MobileFineTuner: 2,887 MB"
+        "MeBP, iPhone, 4-bit base, 1 x 256 (arXiv 2510.03425): 361 MB; MeSP (no Python): 136 MB; MobileFineTuner: "
+        "2,887 MB"
     ),
     "qwen2.5-3b": "MeBP, iPhone, 4-bit base, 1 x 256 (arXiv 2510.03425): 638 MB; MeSP (no Python): 368 MB",
 }

@@ -381,7 +381,8 @@ def _gap(row: Row | SchemeRow) -> str:
 def print_rules(rows: Sequence[Row], console: Console) -> None:
     """Print the rounding rules, one table for all tasks."""
     table = Table(
-        title="accuracy after adapting on the device, percent, mean ± deviation over seeds; against fp32 ± standard error"
+        title="accuracy after adapting on the device, percent, mean ± deviation over seeds; against fp32 ± standard "
+        "error"
     )
     for heading in ("task", "update", "learning rate", "accuracy", "against fp32"):
         table.add_column(heading, justify="left" if heading in ("task", "update") else "right")

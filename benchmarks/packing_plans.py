@@ -143,8 +143,9 @@ def line(row: Row) -> str:
         return " -> ".join("none" if v is None else f"{v / unit:.{digits}f}" for v in values)
 
     return (
-        f"{row.model} at {row.share:.0%} ({row.ram_bytes / 2**20:.0f} MiB): {pair(row.joules, 1, 3)} J, {pair(row.seconds, 1, 3)} s, "
-        f"{pair(row.written_bytes, 2**20, 1)} MiB written; {row.packed} packed, {row.packed_and_paged} packed and paged"
+        f"{row.model} at {row.share:.0%} ({row.ram_bytes / 2**20:.0f} MiB): {pair(row.joules, 1, 3)} J, "
+        f"{pair(row.seconds, 1, 3)} s, {pair(row.written_bytes, 2**20, 1)} MiB written; {row.packed} packed, "
+        f"{row.packed_and_paged} packed and paged"
     )
 
 

@@ -56,8 +56,9 @@ def main() -> None:
         return
     for row in rows:
         print(
-            f"{row.model} in {row.budget_mib} MiB at {row.read_bytes_per_s / 1e6:.0f}/{row.write_bytes_per_s / 1e6:.0f} MB/s: "
-            f"{row.step_s[0]:.1f} s a step, {row.step_s[1]:.1f} s with packed pages ({row.ratio:.2f}x, planned "
+            f"{row.model} in {row.budget_mib} MiB at "
+            f"{row.read_bytes_per_s / 1e6:.0f}/{row.write_bytes_per_s / 1e6:.0f} MB/s: {row.step_s[0]:.1f} s a step, "
+            f"{row.step_s[1]:.1f} s with packed pages ({row.ratio:.2f}x, planned "
             f"{row.planned_s[1] / row.planned_s[0]:.2f}x); {row.moved_bytes[0] / 1e6:.0f} MB moved, then "
             f"{row.moved_bytes[1] / 1e6:.0f} MB; {'equal to the bit' if row.equal else 'NOT EQUAL'}"
         )

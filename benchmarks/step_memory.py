@@ -57,7 +57,8 @@ def main() -> int:
     arguments.svg.write_text(picture(curves, int(RAM[:-1]) << 20))
     for curve in curves:
         print(
-            f"{curve.name}: peak {curve.peak_bytes / 2**20:.0f} MiB, {curve.step_ends[-1]:.1f} s for {arguments.steps} steps"
+            f"{curve.name}: peak {curve.peak_bytes / 2**20:.0f} MiB, {curve.step_ends[-1]:.1f} s for {arguments.steps} "
+            "steps"
         )
     return 0
 
@@ -136,7 +137,8 @@ def picture(curves: Sequence[MemoryCurve], budget_bytes: int) -> str:
 
     line = y(budget_bytes)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="sans-serif" '
+        'font-size="13">',
         f"<title>Resident memory of three steps: {_in_words(curves)}</title>",
         "<style>text{fill:#222}.axis{stroke:#999}.budget{stroke:#555;stroke-dasharray:5 4}"
         "@media(prefers-color-scheme:dark){text{fill:#ddd}.budget{stroke:#aaa}}</style>",

@@ -108,13 +108,14 @@ TITLES = {
     ),
     "operator_jobs": (
         "Operators as bundles",
-        "Each function of torch's database of operators (`OpInfo`) that has a gradient. Some of its samples seed torch's generator "
-        "in the step, which `plan` refuses.",
+        "Each function of torch's database of operators (`OpInfo`) that has a gradient. Some of its samples seed "
+        "torch's generator in the step, which `plan` refuses.",
     ),
     "bundles": ("Models as bundles", "A job of six batches, captured, planned and trained by a worker, dropout on."),
     "stranger_jobs": (
         "Jobs of strangers' kinds as bundles",
-        "Losses, networks, optimizers, and what decides or changes something in the 29th step or later: trained for 44 batches, of which `plan` compares up to 24.",
+        "Losses, networks, optimizers, and what decides or changes something in the 29th step or later: trained for 44 "
+        "batches, of which `plan` compares up to 24.",
     ),
     "jobs": ("Random jobs as bundles", "The name is the seed. Refused is what `plan` does not take."),
     "programs": ("Random programs under a budget", "The name is the seed."),

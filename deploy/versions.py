@@ -489,8 +489,8 @@ def hashed_lock(lock: str, hashes: Path) -> str:
     missing = sorted({f"{distribution(name)}=={version}" for name, version in lines} - have)
     if missing:
         raise SetupError(
-            f"{hashes} has no hash for {', '.join(missing)}; write it again: port-agent-versions hashes DIRECTORY, where "
-            "the wheels of requirements.txt lie"
+            f"{hashes} has no hash for {', '.join(missing)}; write it again: port-agent-versions hashes DIRECTORY, "
+            "where the wheels of requirements.txt lie"
         )
     return text
 
@@ -532,7 +532,8 @@ def check_cpu_build(packages: Path, settings: Settings) -> None:
     if cuda:
         raise SetupError(
             f"this torch is a CUDA build (it wants {', '.join(cuda[:4])}); set PORT_TORCH_INDEX to an index of CPU "
-            "builds, or PORT_ALLOW_CUDA=yes if that is what you want, in /etc/port-agent/install.conf or the environment"
+            "builds, or PORT_ALLOW_CUDA=yes if that is what you want, in /etc/port-agent/install.conf or the "
+            "environment"
         )
 
 

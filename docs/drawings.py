@@ -49,7 +49,8 @@ class Drawing:
 
 DRAWINGS = {
     "guarded-memory": Drawing(
-        "Tensors that the next operators need are resident. Others lie in a page file behind protected addresses; a touch brings them back.",
+        "Tensors that the next operators need are resident. Others lie in a page file behind protected addresses; a "
+        "touch brings them back.",
         {
             "program": Box(0, 0, ("your program", "operators, C++, threads")),
             "resident": Box(1.35, 0, ("resident", "readable, writable"), "strong"),
@@ -90,7 +91,8 @@ DRAWINGS = {
         ),
     ),
     "exactness": Drawing(
-        "Plain PyTorch and the planned step run on the same batches; losses, weights, optimizer state and random numbers must be equal to the bit.",
+        "Plain PyTorch and the planned step run on the same batches; losses, weights, optimizer state and random "
+        "numbers must be equal to the bit.",
         {
             "batch": Box(0, 0.6, ("the same batches", "the same seed")),
             "plain": Box(1.2, 0, ("your script alone", "plain PyTorch")),
@@ -109,7 +111,8 @@ DRAWINGS = {
         ),
     ),
     "energy": Drawing(
-        "Readings of the best sensor, or an estimate, are shared among the machine at rest, jobs and their phases, and kept in a ledger.",
+        "Readings of the best sensor, or an estimate, are shared among the machine at rest, jobs and their phases, and "
+        "kept in a ledger.",
         {
             "source": Box(0, 0, ("power source", "measured or estimated")),
             "meter": Box(1, 0, ("meter", "intervals of readings")),
@@ -143,7 +146,8 @@ DRAWINGS = {
         ),
     ),
     "federation": Drawing(
-        "The leader sends weights; each member trains on its own data and returns its change, which the leader averages.",
+        "The leader sends weights; each member trains on its own data and returns its change, which the leader "
+        "averages.",
         {
             "leader": Box(1.35, 0, ("leader", "averages changes"), "strong"),
             "attic": Box(0, 1.4, ("attic", "its own data")),
@@ -171,11 +175,12 @@ def svg(drawing: Drawing) -> str:
     width = max(box.column for box in boxes.values()) * COLUMN + WIDE + 2 * MARGIN
     height = max(box.row for box in boxes.values()) * ROW + HIGH + 2 * MARGIN
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" font-family="sans-serif" font-size="13">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
+        'font-family="sans-serif" font-size="13">',
         f"<title>{escape(drawing.title)}</title>",
         STYLE,
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto-start-reverse">'
-        '<path class="head" d="M0 0L8 4L0 8z"/></marker></defs>',
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
+        'orient="auto-start-reverse"><path class="head" d="M0 0L8 4L0 8z"/></marker></defs>',
     ]
     for arrow in drawing.arrows:
         parts += _arrow(arrow, boxes)
@@ -191,7 +196,8 @@ def _box(box: Box) -> list[str]:
     for index, line in enumerate(box.text):
         look = ' class="note"' if index else ""
         parts.append(
-            f'<text{look} x="{x + WIDE / 2:.0f}" y="{first + 18 * index:.0f}" text-anchor="middle">{escape(line)}</text>'
+            f'<text{look} x="{x + WIDE / 2:.0f}" y="{first + 18 * index:.0f}" '
+            f'text-anchor="middle">{escape(line)}</text>'
         )
     return parts
 
@@ -204,7 +210,8 @@ def _arrow(arrow: Arrow, boxes: dict[str, Box]) -> list[str]:
         level = abs(y1 - y2) < 1
         x, y = (x1 + x2) / 2 + (0 if level else 6), (y1 + y2) / 2 - (5 if level else -4)
         parts.append(
-            f'<text class="note" x="{x:.0f}" y="{y:.0f}" text-anchor="{"middle" if level else "start"}">{escape(arrow.note)}</text>'
+            f'<text class="note" x="{x:.0f}" y="{y:.0f}" '
+            f'text-anchor="{"middle" if level else "start"}">{escape(arrow.note)}</text>'
         )
     return parts
 

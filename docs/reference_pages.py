@@ -72,7 +72,10 @@ def settings() -> str:
     setting with its default.
     """
     parts = [
-        "# Settings\n\nOf `/etc/port-agent/config.toml`, and of `config.d/*.toml`, read after it. `port-agent reload` applies changes.\n"
+        "# Settings\n"
+        "\n"
+        "Of `/etc/port-agent/config.toml`, and of `config.d/*.toml`, read after it. `port-agent reload` applies "
+        "changes.\n"
     ]
     section = ""
     rows: list[tuple[str, str, str]] = []
@@ -107,8 +110,11 @@ def formats() -> str:
         shown = f"{versions[0]} to {versions[-1]}" if len(versions) > 1 else str(versions[0])
         rows.append(f"| {form.title} | {shown} | {form.meaning} | `{form.source}` |")
     text = (
-        "# Formats and protocols\n\nEach has a number of its own, which changes when the format does, not with the version of the program. "
-        "Where several are named, all are read, and each file has the oldest that holds what is in it. Newer ones are refused by their number.\n"
+        "# Formats and protocols\n"
+        "\n"
+        "Each has a number of its own, which changes when the format does, not with the version of the program. Where "
+        "several are named, all are read, and each file has the oldest that holds what is in it. Newer ones are "
+        "refused by their number.\n"
     )
     return "\n".join([text, "| | version | what it is | source |", "|---|---|---|---|", *rows, ""])
 

@@ -224,7 +224,8 @@ def test_no_room_needs_a_list() -> None:
         "port_agent.cli",
         "port_agent.supervisor.http_api, port_agent.control.client, port_agent.control.http",
         "port_agent.facts, port_agent.facts.linux, port_agent.facts.macos, port_agent.facts.jetson",
-        "port_agent.policy.decide, port_agent.policy.config, port_agent.jobs.job, port_agent.jobs.store, port_agent.supervisor.timers, port_agent.system.cgroup, port_agent.health.conditions",
+        "port_agent.policy.decide, port_agent.policy.config, port_agent.jobs.job, port_agent.jobs.store, "
+        "port_agent.supervisor.timers, port_agent.system.cgroup, port_agent.health.conditions",
         "port_planner.ir.bundle.bundle",
     ],
 )

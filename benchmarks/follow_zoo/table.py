@@ -60,7 +60,8 @@ def markdown(title: str, notes: str, outcomes: Iterable[Outcome]) -> str:
         lines += [f"| {o.name} | {o.verdict.value} | {o.setting} | {_cell(o.detail)} |" for o in wrong] + [""]
     lines += ["## Equal", "", "| name | budgets | tensors KiB | read KiB | written KiB |", "|---|---|---|---|---|"]
     lines += [
-        f"| {o.name} | {', '.join(o.settings)} | {o.peak_bytes >> 10} | {o.read_bytes >> 10} | {o.written_bytes >> 10} |"
+        f"| {o.name} | {', '.join(o.settings)} | {o.peak_bytes >> 10} | {o.read_bytes >> 10} | {o.written_bytes >> 10} "
+        "|"
         for o in equal
     ]
     if refused:

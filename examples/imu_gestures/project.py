@@ -71,6 +71,6 @@ def make_project() -> Project:
         test_y=y[test],
         classes=classes,
         settings={"epochs": 20, "learning_rate": 0.01, "snapshot_every": 500, "evaluate_every": 5},
-        note=f"three gestures, {len(factory)} of them seen at the factory; the board is now mounted upside down and turned: "
-        f"it trains on {len(adapt)} new gestures and is tested on {len(test)} others",
+        note=f"three gestures, {len(factory)} of them seen at the factory; the board is now mounted upside down and "
+        f"turned: it trains on {len(adapt)} new gestures and is tested on {len(test)} others",
     )

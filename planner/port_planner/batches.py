@@ -98,8 +98,9 @@ def as_columns(batches: Iterable[Any], folder: Path | None = None) -> tuple[Join
             places, structure = _places(leaves), own_structure
         elif own_structure != structure:
             raise JobError(
-                f"batch {number} has a different structure from the first ({own_structure} instead of {structure}); "
-                "a bundle's steps take a single structure. Train with `port-agent exec`, which supports changing structures"
+                f"batch {number} has a different structure from the first ({own_structure} instead of {structure}); a "
+                "bundle's steps take a single structure. Train with `port-agent exec`, which supports changing "
+                "structures"
             )
         for i in places:
             leaves[i] = _as_rows(number, i, leaves[i])
@@ -125,8 +126,8 @@ def _too_many(number: int, leaves: Sequence[Any], alike: Sequence[_BatchJoiner])
     i = None if before is None else before.differing(leaves)
     if before is None or i is None:
         return JobError(
-            f"the batches have more than {MAX_BUCKETS} shapes, and each needs its own step: pad them to that many (in the "
-            "collate_fn, to multiples of a length), or train with `port-agent exec`, which supports changing shapes"
+            f"the batches have more than {MAX_BUCKETS} shapes, and each needs its own step: pad them to that many (in "
+            "the collate_fn, to multiples of a length), or train with `port-agent exec`, which supports changing shapes"
         )
     return JobError(
         f"leaf {i} of batch {number} is {_shown(leaves[i])}, and {_shown(before.leaves[i])} in batch "

@@ -137,8 +137,9 @@ def _of_rows(rows: Sequence[Any], folder: Path | None) -> Column:
         column = column or ColumnFile(row.dtype, tuple(row.shape), folder)
         if (row.dtype, tuple(row.shape)) != (column.dtype, tuple(column.shape[1:])):
             raise JobError(
-                f"row {number} of a column is {row.dtype} {list(row.shape)}, and {column.dtype} {list(column.shape[1:])} in row 0: all rows "
-                "have one shape; pad them, or give a DataLoader whose collate_fn does"
+                f"row {number} of a column is {row.dtype} {list(row.shape)}, and {column.dtype} "
+                f"{list(column.shape[1:])} in row 0: all rows have one shape; pad them, or give a DataLoader whose "
+                "collate_fn does"
             )
         column.append(row[None])
     return torch.empty(0) if column is None else column

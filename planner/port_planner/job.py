@@ -75,8 +75,8 @@ def with_model(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         if not inputs:
             name = getattr(function, "__name__", type(function).__name__)
             raise JobError(
-                f"{name} as the loss takes the model's output and a target: a batch must be inputs and a target, not one "
-                f"{type(target).__name__}; or give a function of the model and the batch that returns the loss"
+                f"{name} as the loss takes the model's output and a target: a batch must be inputs and a target, not "
+                f"one {type(target).__name__}; or give a function of the model and the batch that returns the loss"
             )
         return loss_fn(model(*inputs), target)
 

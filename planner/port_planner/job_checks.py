@@ -79,8 +79,8 @@ def _check_plateau(job: TrainingJob, per_epoch: int) -> None:
         what = f"the optimizer {type(job.optimizer).__name__}, or a learning rate that is a tensor: use one of {', '.join(OPTIMIZERS)}, and a number"
     if what:
         raise JobError(
-            "a bundle lowers learning rates where the mean loss of an epoch's batches stops to improve (ReduceLROnPlateau), but it cannot take "
-            f"{what}, or train with `port-agent exec`"
+            "a bundle lowers learning rates where the mean loss of an epoch's batches stops to improve "
+            f"(ReduceLROnPlateau), but it cannot take {what}, or train with `port-agent exec`"
         )
 
 
@@ -178,8 +178,8 @@ def _check_no_gradients(job: TrainingJob) -> None:
     if left:
         shown = ", ".join(left[:_SHOWN] + ["..."] * (len(left) > _SHOWN))
         raise JobError(
-            f"{shown} has a gradient before the first step, which that step's would be added to: call optimizer.zero_grad() before the job is "
-            "returned"
+            f"{shown} has a gradient before the first step, which that step's would be added to: call "
+            "optimizer.zero_grad() before the job is returned"
         )
 
 
@@ -230,8 +230,8 @@ def _check_methods(optimizer: torch.optim.Optimizer) -> None:
             else "let the loss or hooks on the parameters do what it does"
         )
         raise JobError(
-            f"{place_of_function(method)} stands for {name}() of the optimizer {type(optimizer).__name__}, and a bundle does not run it: "
-            f"{remedy}, or train with `port-agent exec`, which runs the program itself"
+            f"{place_of_function(method)} stands for {name}() of the optimizer {type(optimizer).__name__}, and a "
+            f"bundle does not run it: {remedy}, or train with `port-agent exec`, which runs the program itself"
         )
 
 

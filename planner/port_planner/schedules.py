@@ -75,7 +75,8 @@ def tabulated(job: TrainingJob, updates: int, further: int) -> Schedule:
     again = _steps(job, min(_REPEATED, len(rows)), 0)
     if rows[: len(again)] != again:
         raise CaptureError(
-            f"{_place_of(job.scheduler)}: the scheduler gives other numbers when its steps run again, as one that counts its calls would: {_REMEDY}"
+            f"{_place_of(job.scheduler)}: the scheduler gives other numbers when its steps run again, as one that "
+            f"counts its calls would: {_REMEDY}"
         )
     changing = [{k for row in rows for k in row[g] if row[g][k] != rows[0][g][k]} for g in range(len(rows[0]))]
     return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(rows[0]))) for row in rows)
@@ -104,8 +105,8 @@ def _steps(job: TrainingJob, updates: int, further: int) -> list[list[dict[str, 
                     raise CaptureError(f"{error}: {_REMEDY}") from error
                 if len(optimizer.param_groups) != len(before):
                     raise JobError(
-                        f"the scheduler's step {update + 1} adds a parameter group, and a bundle's groups stay the same: give the optimizer all "
-                        "groups at its start, with a learning rate of 0 until then"
+                        f"the scheduler's step {update + 1} adds a parameter group, and a bundle's groups stay the "
+                        "same: give the optimizer all groups at its start, with a learning rate of 0 until then"
                     )
                 rows.append(row)
     finally:

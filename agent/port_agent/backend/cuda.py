@@ -40,8 +40,8 @@ class CudaBackend:
     def __init__(self) -> None:
         if not torch.cuda.is_available():
             raise DeviceAbsentError(
-                f"this step is for a CUDA GPU, and torch {torch.__version__} finds none; run it where there is one, or plan "
-                "it again on the CPU"
+                f"this step is for a CUDA GPU, and torch {torch.__version__} finds none; run it where there is one, or "
+                "plan it again on the CPU"
             )
         self._device = torch.device(CUDA, 0)
         self.unified = bool(torch.cuda.get_device_properties(self._device).is_integrated)

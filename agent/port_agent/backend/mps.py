@@ -77,8 +77,8 @@ class MpsBackend:
     def __init__(self) -> None:
         if not torch.backends.mps.is_available():
             raise DeviceAbsentError(
-                f"this step is for an Apple GPU, and torch {torch.__version__} finds none; run it on such a Mac, or plan it "
-                "again on the CPU"
+                f"this step is for an Apple GPU, and torch {torch.__version__} finds none; run it on such a Mac, or "
+                "plan it again on the CPU"
             )
         self._high_water = HighWater(torch.mps)
 

@@ -102,8 +102,9 @@ def build_parser(areas: Iterable[str] = AREAS) -> CommandParser:
     parser = CommandParser(
         prog="port-agent",
         description="Train PyTorch models on the device you own, inside the RAM you give it.",
-        epilog="port-agent job --help, peer --help and mcu --help list the commands of these groups. Until 0.3, commands of jobs and peers "
-        "also work by their names before 0.2: port-agent submit, jobs, job JOB, pause, peers, pair and so on.",
+        epilog="port-agent job --help, peer --help and mcu --help list the commands of these groups. Until 0.3, "
+        "commands of jobs and peers also work by their names before 0.2: port-agent submit, jobs, job JOB, pause, "
+        "peers, pair and so on.",
         add_help=False,
     )
     parser.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="show the most common commands, and exit")
@@ -153,7 +154,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except OSError as error:  # a path that the user gave; errors about our own files carry their own remedies
         path = f"{error.filename}: " if error.filename else ""
         print(
-            f"port-agent: {path}{error.strerror or error}; check the path, its permissions and the free space on its disk",
+            f"port-agent: {path}{error.strerror or error}; check the path, its permissions and the free space on its "
+            "disk",
             file=sys.stderr,
         )
         return ExitCode.IMPOSSIBLE

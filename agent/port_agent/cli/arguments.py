@@ -64,7 +64,8 @@ def add_federation_terms(parser: "argparse.ArgumentParser | argparse._ArgumentGr
         "--epsilon-budget",
         type=positive_number,
         metavar="EPSILON",
-        help="with --federated: refuse rounds that would raise the epsilon that its data has spent, over all jobs, above this",
+        help="with --federated: refuse rounds that would raise the epsilon that its data has spent, over all jobs, "
+        "above this",
     )
     parser.add_argument(
         "--max-rounds", type=whole_number(1), metavar="N", help="with --federated: train no more than N rounds"
@@ -150,7 +151,8 @@ def pause_duration(text: str) -> float:
     seconds = duration(text)
     if seconds > LONGEST_PAUSE_S:
         raise argparse.ArgumentTypeError(
-            f"the duration {shown(text)} is longer than a year; for no end, use `port-agent job pause` or `port-agent job run-now` without --for"
+            f"the duration {shown(text)} is longer than a year; for no end, use `port-agent job pause` or `port-agent "
+            "job run-now` without --for"
         )
     return seconds
 

@@ -158,8 +158,8 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _add_board_options(submit: argparse.ArgumentParser) -> None:
     board = submit.add_argument_group(
         "microcontroller jobs",
-        "Example: port-agent job submit build/ --kind mcu --data recordings/ --epochs 3. The board must hold the model's "
-        "firmware (port-agent mcu flash); while it is unplugged, the job waits.",
+        "Example: port-agent job submit build/ --kind mcu --data recordings/ --epochs 3. The board must hold the "
+        "model's firmware (port-agent mcu flash); while it is unplugged, the job waits.",
     )
     board.add_argument("--port", help="serial port of the board (default: the only known board plugged in)")
     board.add_argument("--serial", help="USB serial number of the board, which finds it on any port")
@@ -168,9 +168,9 @@ def _add_board_options(submit: argparse.ArgumentParser) -> None:
     board.add_argument(
         "--boards",
         metavar="all|BOARD,...",
-        help="divide the samples among several boards, named by serial port or USB serial number, or all that are plugged in "
-        "(with --simulate: how many); one job per board, named NAME.1-of-N and so on, and each sample is trained by exactly "
-        "one of them",
+        help="divide the samples among several boards, named by serial port or USB serial number, or all that are "
+        "plugged in (with --simulate: how many); one job per board, named NAME.1-of-N and so on, and each sample is "
+        "trained by exactly one of them",
     )
 
 

@@ -74,7 +74,8 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--ops",
         type=readable_file,
         metavar="BUNDLE",
-        help="measure nothing; print what each operator of the bundle's step takes, whole and in tiles, and where it runs",
+        help="measure nothing; print what each operator of the bundle's step takes, whole and in tiles, and where it "
+        "runs",
     )
     parser.add_argument(
         "--plot",
@@ -96,7 +97,8 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--flash-writes",
         type=size,
         metavar="SIZE",
-        help="write at most this much to find the write speed once the medium's cache is full (default 4G, and two minutes)",
+        help="write at most this much to find the write speed once the medium's cache is full (default 4G, and two "
+        "minutes)",
     )
     parser.add_argument("--threads", type=whole_number(1, 1024), default=1, help="threads per operator (default 1)")
     parser.add_argument("--static-watts", type=positive_number, help="watts of the machine at rest, from a meter")

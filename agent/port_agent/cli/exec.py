@@ -73,7 +73,8 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = commands.add_parser(
         "exec",
         help="run a training program, unchanged, inside a memory budget",
-        usage="port-agent exec (--ram SIZE | --tensors SIZE | --gpu-ram SIZE) [options] -- (SCRIPT | -m MODULE) [ARGUMENT ...]",
+        usage="port-agent exec (--ram SIZE | --tensors SIZE | --gpu-ram SIZE) [options] -- (SCRIPT | -m MODULE) "
+        "[ARGUMENT ...]",
         description="Run a PyTorch program as it is, inside a memory budget.",
         epilog=_EPILOG,
     )
@@ -191,7 +192,8 @@ def _check_guard_only(arguments: argparse.Namespace) -> None:
     given = [name for name, value in needing.items() if value]
     if given:
         raise UsageError(
-            f"{' and '.join(given)}: these need operators to be intercepted, which --guard-only does not; leave one of them out"
+            f"{' and '.join(given)}: these need operators to be intercepted, which --guard-only does not; leave one of "
+            "them out"
         )
 
 

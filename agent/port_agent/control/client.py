@@ -150,7 +150,8 @@ class ControlClient:
             raise ControlError(f"no agent is listening at {self.path}; {_start_hint()}", is_absent=True) from None
         except PermissionError:
             raise ControlError(
-                f"you may not use {self.path}; join its group (sudo usermod -aG port-agent $USER, then log in again) or use sudo"
+                f"you may not use {self.path}; join its group (sudo usermod -aG port-agent $USER, then log in again) "
+                "or use sudo"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             raise ControlError(f"the agent at {self.path} does not answer: {error}") from error

@@ -171,8 +171,8 @@ def _check_page_dirs(spec: JobSpec) -> None:
         folder = Path(name)
         if not (folder.is_absolute() and folder.is_dir() and os.access(folder, os.W_OK)):
             raise JobRequestError(
-                f"the agent cannot write to the page directory {name}; create it for the agent's user (the shipped service "
-                "also needs a ReadWritePaths= line, `systemctl edit port-agent`)"
+                f"the agent cannot write to the page directory {name}; create it for the agent's user (the shipped "
+                "service also needs a ReadWritePaths= line, `systemctl edit port-agent`)"
             )
         if in_ram(folder):
             raise JobRequestError(

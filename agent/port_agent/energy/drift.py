@@ -108,8 +108,8 @@ class DriftMonitor:
             self._joules.clear()
         factors = [f"{name} x{ratio.factor:.2f}" for name, ratio in (("time", time), ("energy", energy)) if ratio]
         text = (
-            f"job {self._job}: over {WINDOW_STEPS} steps plan {(self._plan or 0) + 1} took {' and '.join(parts)} per step; "
-            f"profile corrected ({', '.join(factors)}); the plans are compared again"
+            f"job {self._job}: over {WINDOW_STEPS} steps plan {(self._plan or 0) + 1} took {' and '.join(parts)} per "
+            f"step; profile corrected ({', '.join(factors)}); the plans are compared again"
         )
         return Correction(
             self._job,

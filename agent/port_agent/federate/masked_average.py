@@ -178,8 +178,8 @@ class MaskedAverage:
         after = context.state.array_records[MAIN_PARAMS_RECORD]
         if after is before:
             raise RoundAbandonedError(
-                f"too few devices took part in all stages of secure aggregation, which needs {safe_threshold(count)} of {count} "
-                f"({reasons(order, self._grid.lost)})"
+                f"too few devices took part in all stages of secure aggregation, which needs {safe_threshold(count)} "
+                f"of {count} ({reasons(order, self._grid.lost)})"
             )
         summed = zip(arrays.items(), plain_arrays(after).values(), strict=True)
         return {name: share.reshape(array.shape) for (name, array), share in summed}, counts
@@ -193,8 +193,8 @@ class MaskedAverage:
         size = math.sqrt(math.fsum(float(np.square(array, dtype=np.float64).sum()) for array in change.values()))
         if steps > _COARSEST * size and any(power > MIN_EXPONENT for power in sizes.exponents):
             raise RoundAbandonedError(
-                f"the steps of the masked sum are {steps / size if size else math.inf:.1%} of the average change, more than "
-                f"{_COARSEST:.0%}: {sizes.cause}; average without --secure, or train longer in a round"
+                f"the steps of the masked sum are {steps / size if size else math.inf:.1%} of the average change, more "
+                f"than {_COARSEST:.0%}: {sizes.cause}; average without --secure, or train longer in a round"
             )
 
     def amend(self, message: Message) -> None:

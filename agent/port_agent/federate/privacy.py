@@ -128,8 +128,8 @@ class PrivacyLedger:
         after = spent.after(noise, message)
         if after != spent and after.epsilon > budget:
             raise BudgetSpentError(
-                f"its data has spent an epsilon of {spent.epsilon:.3g} at delta {DELTA:g}; this round would make it {after.epsilon:.3g}, "
-                f"above the budget of {budget:g}; lead with more --noise"
+                f"its data has spent an epsilon of {spent.epsilon:.3g} at delta {DELTA:g}; this round would make it "
+                f"{after.epsilon:.3g}, above the budget of {budget:g}; lead with more --noise"
             )
         return after
 

@@ -116,8 +116,8 @@ def merge_adapter(
     changes = _changes(model, adapter, grid, {n: e for _, entries in stored.values() for n, e in entries.items()})
     if grid is not None:
         note(
-            f"the adapter was trained on {grid.value}-quantized weights: {len(changes)} layers are written as quantized "
-            f"and decoded, in the data type of {model.name}"
+            f"the adapter was trained on {grid.value}-quantized weights: {len(changes)} layers are written as "
+            f"quantized and decoded, in the data type of {model.name}"
         )
     small = [path for path in sorted(model.iterdir()) if goes_along(path)]
     if (model / WEIGHTS).is_file():  # an index next to it describes other files, which are not copied
@@ -156,14 +156,16 @@ def _read_adapter(folder: Path, *, base_known: bool) -> _Adapter:
         base, dora = str(settings["base_model_name_or_path"]), bool(settings.get("use_dora"))
     except FileNotFoundError as error:
         raise FinetuneError(
-            f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}; the result of `finetune --full` is already a model"
+            f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}; the result of `finetune --full` is already a "
+            "model"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
         raise FinetuneError(f"{path} does not describe an adapter ({error}); it is damaged") from error
     if odd:
         name, value = next(iter(odd.items()))
         raise FinetuneError(
-            f"{path} asks for {name} = {shown(str(value))}, which adapters of `finetune` do not have; merge it with peft"
+            f"{path} asks for {name} = {shown(str(value))}, which adapters of `finetune` do not have; merge it with "
+            "peft"
         )
     try:
         with safe_open(weights, "pt") as stored:
@@ -198,7 +200,8 @@ def _changes(
         layer = _layer(model, module, folder)
         if layer is head and head.weight is embeddings.weight:
             raise FinetuneError(
-                f"the adapter trains {module}, whose weight {folder} shares with the embeddings; merged, they would change with it"
+                f"the adapter trains {module}, whose weight {folder} shares with the embeddings; merged, they would "
+                "change with it"
             )
         name = next((n for n in _stored_names(module, model.base_model_prefix) if n in stored), None)
         if name is None or stored[name].shape != tuple(layer.weight.shape) or stored[name].dtype not in FLOATS:

@@ -73,7 +73,8 @@ def _rows(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: 
         yield "frozen weights", grid
     yield (
         "optimizer",
-        f"AdamW (betas 0.9 and 0.999, epsilon 1e-8), weight decay {options.weight_decay:g}; gradients clipped to a norm of {CLIP_NORM:g}",
+        f"AdamW (betas 0.9 and 0.999, epsilon 1e-8), weight decay {options.weight_decay:g}; gradients clipped to a "
+        f"norm of {CLIP_NORM:g}",
     )
     yield (
         "rate",
@@ -82,7 +83,8 @@ def _rows(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: 
     each = "pairs" if options.learns_pairs else "learned tokens"
     yield (
         "updates",
-        f"{trained.updates:,} of {options.accumulate} x {options.batch} sequences; the loss is the mean over an update's {each}",
+        f"{trained.updates:,} of {options.accumulate} x {options.batch} sequences; the loss is the mean over an "
+        f"update's {each}",
     )
     yield "seed", str(options.seed)
     if options.date:

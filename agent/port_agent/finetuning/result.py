@@ -30,7 +30,8 @@ def check_result_place(options: FinetuneOptions) -> None:
         return
     if out.exists() and not may_replace(options):
         raise FinetuneError(
-            f"{out} exists already; give another --out, or --overwrite, which replaces it once the new result is complete"
+            f"{out} exists already; give another --out, or --overwrite, which replaces it once the new result is "
+            "complete"
         )
 
 

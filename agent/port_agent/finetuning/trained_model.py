@@ -87,7 +87,8 @@ def load_model(
     unused = sorted(found["unexpected_keys"])
     if unused:
         note(
-            f"{len(unused)} weights in the files belong to no layer that {CONFIG} describes and are not used, {unused[0]} first"
+            f"{len(unused)} weights in the files belong to no layer that {CONFIG} describes and are not used, "
+            f"{unused[0]} first"
         )
     if options.lora_rank is None:
         return model.train()
@@ -137,7 +138,8 @@ def _check_found(model: Any, found: dict[str, Any], folder: Path, task: Task) ->
     missing = [key for key in found["missing_keys"] if _is_needed(key, model.base_model_prefix, task)]
     if missing:
         raise FinetuneError(
-            f"{folder} lacks {len(missing)} weights of the model that {CONFIG} describes, {min(missing)} first; download it again"
+            f"{folder} lacks {len(missing)} weights of the model that {CONFIG} describes, {min(missing)} first; "
+            "download it again"
         )
 
 

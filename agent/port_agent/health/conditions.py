@@ -97,15 +97,16 @@ CONDITIONS = {
             "the job database was damaged",
             "it was moved to {aside} and rebuilt from its readable parts and the jobs' manifests; history may be lost, "
             "and everything is paused in case you had paused it",
-            "`port-agent job resume` continues; check the storage (SD cards wear out); delete the moved file when you no "
-            "longer need it",
+            "`port-agent job resume` continues; check the storage (SD cards wear out); delete the moved file when you "
+            "no longer need it",
         ),
         Condition(
             "job-set-aside",
             Severity.ERROR,
             "a stored job cannot be restored",
             "job {job}: {reason}; its files are untouched in {directory}",
-            "the agent version that stored it may be able to restore it; `port-agent job cancel {id}` removes it with its files",
+            "the agent version that stored it may be able to restore it; `port-agent job cancel {id}` removes it with "
+            "its files",
         ),
         Condition(
             "state-damaged",
@@ -170,8 +171,8 @@ CONDITIONS = {
             Severity.WARNING,
             "a job waits for its device",
             "job {job} was planned for {kind}, and this machine shows no such device",
-            "load its driver (`nvidia-smi` must list the card; in a container pass it through), or plan the job again with "
-            "--device cpu; `port-agent job cancel {id}` gives it up",
+            "load its driver (`nvidia-smi` must list the card; in a container pass it through), or plan the job again "
+            "with --device cpu; `port-agent job cancel {id}` gives it up",
             visible_after_s=15.0,
         ),
         Condition(
@@ -231,7 +232,8 @@ CONDITIONS = {
             "device-over-plan",
             Severity.WARNING,
             "a job takes more of a device's memory than its plan",
-            "job {job}: by step {step} its tensors had taken {excess} more of the device's memory than the plan leaves them",
+            "job {job}: by step {step} its tensors had taken {excess} more of the device's memory than the plan leaves "
+            "them",
             "nothing stopped it, so keep memory free on this machine and plan the job again; report the torch "
             "version and the device",
         ),

@@ -160,8 +160,8 @@ def check_sleep(platform: Platform, policy: Policy) -> Check:
         asyncio.run(run_command(*command, "true"))
     except OSError as error:
         cure = (
-            "install polkitd, which reads /usr/share/polkit-1/rules.d/port-agent.rules; for a machine that never sleeps by itself set "
-            "keep_awake = false under [when] in config.toml"
+            "install polkitd, which reads /usr/share/polkit-1/rules.d/port-agent.rules; for a machine that never "
+            "sleeps by itself set keep_awake = false under [when] in config.toml"
         )
         return Check("sleep", Verdict.NOTE, f"cannot be inhibited ({error})", cure)
     return Check("sleep", Verdict.GOOD, "can be inhibited while a job may run on external power")
@@ -224,8 +224,8 @@ def _missing(path: Path) -> bool:
 
 def _no_state_directory(state_dir: Path) -> Check:
     cure = (
-        "the agent creates it at its first start (deploy/install.sh, then `systemctl start port-agent`; or `port-agent run "
-        "--foreground --state-dir DIR`); `port-agent doctor --state-dir DIR` examines another"
+        "the agent creates it at its first start (deploy/install.sh, then `systemctl start port-agent`; or `port-agent "
+        "run --foreground --state-dir DIR`); `port-agent doctor --state-dir DIR` examines another"
     )
     return Check("state directory", Verdict.NOTE, f"{state_dir} does not exist yet; flash is not measured", cure)
 

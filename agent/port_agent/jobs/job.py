@@ -312,7 +312,8 @@ def check_spec(spec: JobSpec) -> JobSpec:
         raise JobRequestError("the deadline is not between 1970 and 2100; give a date in this range")
     if spec.federated and (spec.kind not in (JobKind.TRAIN, JobKind.FINETUNE) or spec.waits_for_data):
         raise JobRequestError(
-            "only a fine-tuning, or a training job on its own or --data's samples, can be federated; submit it without --inbox"
+            "only a fine-tuning, or a training job on its own or --data's samples, can be federated; submit it without "
+            "--inbox"
         )
     _check_terms(spec)
     if spec.movable is not Migratable.NEVER and (

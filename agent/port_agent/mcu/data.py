@@ -115,7 +115,8 @@ def take_shard(samples: BoardSamples, shard: Shard) -> BoardSamples:
     """
     if len(samples) < shard.count:
         raise BoardJobError(
-            f"there are only {len(samples)} samples to train on for {shard.count} boards; add samples, or name fewer boards"
+            f"there are only {len(samples)} samples to train on for {shard.count} boards; add samples, or name fewer "
+            "boards"
         )
     by_class = np.argsort(samples.labels, kind="stable")
     return samples.part(np.sort(by_class[shard.number - 1 :: shard.count]))
@@ -184,8 +185,8 @@ def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
         raise BoardJobError(f"{path} has {count} samples and {len(labels)} labels; write as many of each")
     if labels.min() < 0 or labels.max() >= model.class_count:
         raise BoardJobError(
-            f"{path} has labels {labels.min()}..{labels.max()}, but {model.name} has classes 0..{model.class_count - 1}; "
-            "check that data and model belong together"
+            f"{path} has labels {labels.min()}..{labels.max()}, but {model.name} has classes "
+            f"0..{model.class_count - 1}; check that data and model belong together"
         )
     quantized, clipped = _rows(arrays, path, model)
     return BoardSamples(quantized, labels, clipped, reach=_reach(arrays, quantized, model))
@@ -234,8 +235,8 @@ def class_numbers(labels: NDArray[Any], place: str) -> NDArray[np.int64]:
     flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.ndim != 1 or flat.dtype.kind not in "fiub":
         raise BoardJobError(
-            f"{place} has labels of shape {list(labels.shape)} and type {labels.dtype}; this model learns classes: give one "
-            "class number per sample, or compile it with loss=Loss.MSE to learn numbers"
+            f"{place} has labels of shape {list(labels.shape)} and type {labels.dtype}; this model learns classes: "
+            "give one class number per sample, or compile it with loss=Loss.MSE to learn numbers"
         )
     whole = flat.astype(np.float64)
     wrong = np.flatnonzero(~np.isfinite(whole) | (whole != np.floor(whole)))

@@ -126,8 +126,11 @@ def _zephyr(name: str, templates: Path, sources: list[str]) -> dict[str, str]:
         f"zephyr_library_compile_options({FLAG})\nzephyr_library_sources(\n  {listed})\n",
         "src/example.h": (templates / "example.h").read_text(),
         "samples/adapt/CMakeLists.txt": "cmake_minimum_required(VERSION 3.20)\n"
-        "list(APPEND ZEPHYR_EXTRA_MODULES ${CMAKE_CURRENT_SOURCE_DIR}/../..)\n"
-        "find_package(Zephyr REQUIRED HINTS $ENV{ZEPHYR_BASE})\nproject(adapt C)\ntarget_sources(app PRIVATE src/main.c)\n",
+        "list(APPEND ZEPHYR_EXTRA_MODULES "
+        "${CMAKE_CURRENT_SOURCE_DIR}/../..)\n"
+        "find_package(Zephyr REQUIRED HINTS $ENV{ZEPHYR_BASE})\n"
+        "project(adapt C)\n"
+        "target_sources(app PRIVATE src/main.c)\n",
         "samples/adapt/prj.conf": "CONFIG_FPU=y\nCONFIG_CONSOLE_GETLINE=n\nCONFIG_MAIN_STACK_SIZE=4096\n",
         "samples/adapt/src/main.c": _example(templates),
     }
@@ -140,9 +143,14 @@ def _pico_sdk(name: str, templates: Path, sources: list[str]) -> dict[str, str]:
         f"target_compile_options({name} PRIVATE {FLAG})\n",
         "src/example.h": (templates / "example.h").read_text(),
         "examples/adapt/CMakeLists.txt": "cmake_minimum_required(VERSION 3.13)\n"
-        "include($ENV{PICO_SDK_PATH}/external/pico_sdk_import.cmake)\nproject(adapt C CXX ASM)\npico_sdk_init()\n"
-        f"add_subdirectory(../.. {name})\nadd_executable(adapt main.c)\ntarget_link_libraries(adapt {name} pico_stdlib)\n"
-        "pico_enable_stdio_usb(adapt 1)\npico_add_extra_outputs(adapt)\n",
+        "include($ENV{PICO_SDK_PATH}/external/pico_sdk_import.cmake)\n"
+        "project(adapt C CXX ASM)\n"
+        "pico_sdk_init()\n"
+        f"add_subdirectory(../.. {name})\n"
+        "add_executable(adapt main.c)\n"
+        f"target_link_libraries(adapt {name} pico_stdlib)\n"
+        "pico_enable_stdio_usb(adapt 1)\n"
+        "pico_add_extra_outputs(adapt)\n",
         "examples/adapt/main.c": _example(templates, "PORT_EXAMPLE_PICO"),
     }
 

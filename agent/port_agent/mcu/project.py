@@ -341,8 +341,8 @@ def refuse_wear(project: Project, fitted: "FittedMemory") -> None:
     costs, samples = fitted.page_costs, _training(project).epochs * len(project.train_x)
     if costs is not None and costs.endurance_cycles is not None and samples > costs.endurance_cycles:
         raise BoardJobError(
-            f"the job trains {samples:,} samples, each of which writes the same blocks of {costs.medium.value}, which endure "
-            f"{costs.endurance_cycles:,.0f} writes; train fewer samples, allow more RAM, or page to psram or sd"
+            f"the job trains {samples:,} samples, each of which writes the same blocks of {costs.medium.value}, which "
+            f"endure {costs.endurance_cycles:,.0f} writes; train fewer samples, allow more RAM, or page to psram or sd"
         )
 
 

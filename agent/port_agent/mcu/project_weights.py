@@ -126,7 +126,8 @@ def _completed(same: Iterable[tuple[str, ...]], given: Mapping[str, NDArray[Any]
         for other in known[1:]:
             if not np.array_equal(given[known[0]], given[other]):
                 raise BoardJobError(
-                    f"{known[0]} and {other} are one tensor in the project's module, but differ in the weights; give it one value"
+                    f"{known[0]} and {other} are one tensor in the project's module, but differ in the weights; give "
+                    "it one value"
                 )
     return under_all_names(dict(given), same)
 
@@ -169,8 +170,8 @@ def _refuse_arrays(state: Mapping[str, NDArray[Any]], given: Mapping[str, NDArra
     for name, values in sorted(given.items()):
         if name in state and values.shape != state[name].shape:
             raise BoardJobError(
-                f"{name} has shape {list(values.shape)}, but in the project's module {list(state[name].shape)}; give the "
-                "weights as PyTorch has them"
+                f"{name} has shape {list(values.shape)}, but in the project's module {list(state[name].shape)}; give "
+                "the weights as PyTorch has them"
             )
         wrong = values.size if values.dtype.kind not in "fiub" else int(values.size - np.isfinite(values).sum())
         if wrong:
@@ -210,15 +211,15 @@ def _with_weights(op: "QuantizedOp", layer: OpLayer, given: Mapping[str, NDArray
         ) from error
     if float(np.abs(whole).max(initial=0.0)) > BIAS_LIMIT:
         raise BoardJobError(
-            f"biases of layer {layer.layer or layer.norm} are larger than the project's model can hold; load the file in "
-            "project.py, so that the ranges follow"
+            f"biases of layer {layer.layer or layer.norm} are larger than the project's model can hold; load the file "
+            "in project.py, so that the ranges follow"
         )
     most = float(np.abs(exact).max(initial=0.0))
     if most > MAX_EXPORTED:
         raise BoardJobError(
-            f"weights of layer {layer.layer or layer.norm} are up to {most / 127:.3g} times the largest that the project's "
-            "model can hold; load the file in project.py, so that the ranges follow, or give a larger --growth; if project.py makes "
-            "random weights, seed them: torch.manual_seed(0)"
+            f"weights of layer {layer.layer or layer.norm} are up to {most / 127:.3g} times the largest that the "
+            "project's model can hold; load the file in project.py, so that the ranges follow, or give a larger "
+            "--growth; if project.py makes random weights, seed them: torch.manual_seed(0)"
         )
     source = replace(
         op.op,

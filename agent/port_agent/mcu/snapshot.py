@@ -166,8 +166,8 @@ def keep_course(folder: Path, course: str) -> None:
     began = any((folder / name).is_file() for name in (SNAPSHOT_NAME, MARK_NAME))
     if began and path.is_file() and (before := path.read_text().strip()) != course:
         raise BoardJobError(
-            f"{folder} has a training of {before}; now it is {course}. Restore these, give another --state-dir to start "
-            "with the weights of the model, or give --keep-weights to continue from the learnt weights"
+            f"{folder} has a training of {before}; now it is {course}. Restore these, give another --state-dir to "
+            "start with the weights of the model, or give --keep-weights to continue from the learnt weights"
         )
     write_atomically(path, f"{course}\n".encode())
 

@@ -36,8 +36,8 @@ def check_not_in_ram(directory: Path) -> None:
     """Raise PageError if files in `directory` are kept in RAM."""
     if in_ram(directory):
         raise PageError(
-            f"{directory} is itself in RAM ({file_system(directory)}), so pages in it would save nothing; choose another --page-dir "
-            "(page_dir=), on a disk"
+            f"{directory} is itself in RAM ({file_system(directory)}), so pages in it would save nothing; choose "
+            "another --page-dir (page_dir=), on a disk"
         )
 
 

@@ -80,7 +80,8 @@ def _check_placement(request: PlanRequest, place: str) -> None:
         wanted_teams(place)
     elif place == CPU or request.device not in (None, CPU, place):
         raise RequestError(
-            f"--place {place}: operators are divided between the CPU and one other device; --device, if given, must name one of these"
+            f"--place {place}: operators are divided between the CPU and one other device; --device, if given, must "
+            "name one of these"
         )
 
 

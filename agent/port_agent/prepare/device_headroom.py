@@ -55,9 +55,10 @@ def within_device(run: Callable[[], Result], what: str, job: TrainingJob, backen
         if taken <= free_bytes:
             return result
     raise DeviceTooSmallError(
-        f"{what} took {format_bytes(taken)} of {backend.kind}'s memory with what autograd saves on the host; the budget of "
-        f"{format_bytes(pools.recording_bytes)} leaves {format_bytes(free_bytes)} besides {format_bytes(beside)} of context and libraries: let planning "
-        f"alone take more with --recording-gpu-ram {(beside + taken) // _MIB + 1}M, raise --gpu-ram, or use a smaller batch"
+        f"{what} took {format_bytes(taken)} of {backend.kind}'s memory with what autograd saves on the host; the "
+        f"budget of {format_bytes(pools.recording_bytes)} leaves {format_bytes(free_bytes)} besides "
+        f"{format_bytes(beside)} of context and libraries: let planning alone take more with --recording-gpu-ram "
+        f"{(beside + taken) // _MIB + 1}M, raise --gpu-ram, or use a smaller batch"
     )
 
 

@@ -87,7 +87,8 @@ class PeerPlans:
             if problem.strategy == "greedy":
                 if self._solves:
                     self._note(
-                        f"planned here by the quick planner: a step of {len(graph.ops)} operators is too large to search"
+                        f"planned here by the quick planner: a step of {len(graph.ops)} operators is too large to "
+                        "search"
                     )
                 return local(graph, costs, ram_bytes)
             shared = self._shared_plan(problem) if self._asks else None

@@ -48,7 +48,8 @@ def pools_of(backend: Backend, ram_bytes: int, gpu_ram_bytes: int | None, record
     """Return the budgets of a job on this device; raises PoolError if one is missing, or one too many is given."""
     if not backend.unified and gpu_ram_bytes is None:
         raise PoolError(
-            f"the model computes on {backend.kind}, which has memory of its own; give the job's budget of it with --gpu-ram"
+            f"the model computes on {backend.kind}, which has memory of its own; give the job's budget of it with "
+            "--gpu-ram"
         )
     if backend.unified and (gpu_ram_bytes is not None or recording_bytes is not None):
         where = (

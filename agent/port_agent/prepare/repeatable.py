@@ -39,8 +39,8 @@ def reordered_in(graphs: Iterable[StepGraph], *, allowed: bool) -> tuple[str, ..
     if found and not allowed:
         named = ", ".join(f"{name} ({source})" for name, source in sorted(found.items()))
         raise UnrepeatableError(
-            f"on {graphs[0].device} these operators do not give the same bits each time: {named}; replace them in the model, plan "
-            f"with --device cpu, or take numbers that differ from run to run with {ALLOW}"
+            f"on {graphs[0].device} these operators do not give the same bits each time: {named}; replace them in the "
+            f"model, plan with --device cpu, or take numbers that differ from run to run with {ALLOW}"
         )
     return tuple(sorted(found)) or ((_UNNAMED,) if allowed else ())
 

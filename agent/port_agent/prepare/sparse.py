@@ -145,7 +145,8 @@ def _chosen(
             cheapest * limits.ram_bytes * (1 - _HEADROOM_SHARE) / limit
         )  # by how much the last capture exceeded its count
         raise InfeasibleError(
-            f"training the cheapest layer alone needs {format_bytes(least)}, but --ram is {format_bytes(limits.ram_bytes)}",
+            f"training the cheapest layer alone needs {format_bytes(least)}, but --ram is "
+            f"{format_bytes(limits.ram_bytes)}",
             math.ceil(least / (1 - _HEADROOM_SHARE)),
             remedy="use a smaller batch, or leave out --sparse-update to page",
         )
@@ -153,8 +154,8 @@ def _chosen(
         nothing: frozenset[str] = frozenset()
         raise InfeasibleError(
             f"no layer that gains anything can be trained {limits} (the forward pass alone takes "
-            f"{format_seconds(needed.step_seconds(nothing))} and {format_joules(needed.step_joules(nothing))}); move the "
-            "deadline, train fewer epochs, or raise --step-joules",
+            f"{format_seconds(needed.step_seconds(nothing))} and {format_joules(needed.step_joules(nothing))}); move "
+            "the deadline, train fewer epochs, or raise --step-joules",
             None,
         )
     raise InfeasibleError(

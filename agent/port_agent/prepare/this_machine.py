@@ -85,8 +85,8 @@ def _sustained(page_dir: Path, max_written_bytes: int) -> SustainedWrite:
         return measure_sustained(page_dir, max_bytes=max_written_bytes)
     except OSError as error:
         raise FlashError(
-            f"sustained writing could not be measured under {page_dir}: {error.strerror}; free space there or choose another "
-            "--page-dir"
+            f"sustained writing could not be measured under {page_dir}: {error.strerror}; free space there or choose "
+            "another --page-dir"
         ) from error
 
 

@@ -481,8 +481,8 @@ def check_free(directory: DirectoryHandle, length: int, kept_free_bytes: int) ->
     if free - length < kept_free_bytes:
         raise HttpError(
             507,
-            f"{format_bytes(length)} do not fit: {format_bytes(free)} are free and {format_bytes(kept_free_bytes)} must stay "
-            "free ([storage] min_free); delete old jobs or other files",
+            f"{format_bytes(length)} do not fit: {format_bytes(free)} are free and {format_bytes(kept_free_bytes)} "
+            "must stay free ([storage] min_free); delete old jobs or other files",
         )
 
 

@@ -420,7 +420,8 @@ class Migrations:
         free = free_bytes(folder) - self._context.config.policy.min_free_disk_bytes
         if free < nbytes:
             raise PortError(
-                f"{format_bytes(nbytes)} wait there for free space on the disk here; {format_bytes(max(0, free))} are free"
+                f"{format_bytes(nbytes)} wait there for free space on the disk here; {format_bytes(max(0, free))} are "
+                "free"
             )
 
     async def _close(self, job: Job, away: Away) -> None:

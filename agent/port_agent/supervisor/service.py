@@ -278,7 +278,8 @@ class Service:
         leader = self._context.peers.fleet.device_called(spec.terms.leader)
         if leader is None:
             raise JobRequestError(
-                f"{shown(spec.terms.leader)} names no paired device, or several; give its id, as shown by `port-agent peer list`"
+                f"{shown(spec.terms.leader)} names no paired device, or several; give its id, as shown by `port-agent "
+                "peer list`"
             )
         return replace(spec, terms=replace(spec.terms, leader=leader.id, leader_name=leader.name))
 

@@ -46,7 +46,8 @@ class Batching:
         manifest = self._manifest
         if self.per_epoch == 0:
             raise DataError(
-                f"{sum(size.samples for size in self._sizes)} samples are too few for a batch of {manifest.batch_size}; wait for more"
+                f"{sum(size.samples for size in self._sizes)} samples are too few for a batch of "
+                f"{manifest.batch_size}; wait for more"
             )
         count = self._count
         batches = bucket_batches(manifest.seed, self._sizes, drop_last=self._drop_last, start=before + step)

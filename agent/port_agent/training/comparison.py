@@ -77,8 +77,8 @@ def compare_step(reference: ExpectedResults, step: int, loss: float, chunks: Chu
         raise _mismatch(
             reference,
             processor(kind),
-            f"step {step} gave the loss {loss!r}; {_whose(reference)} gave {expected!r} where the job was planned (difference "
-            f"{abs(loss - expected):.2e})",
+            f"step {step} gave the loss {loss!r}; {_whose(reference)} gave {expected!r} where the job was planned "
+            f"(difference {abs(loss - expected):.2e})",
         )
     if step < len(reference.losses):
         return
@@ -110,6 +110,6 @@ def _mismatch(reference: ExpectedResults, here: str, difference: str) -> Mismatc
     if reference.processor in ("", here):
         return MismatchError(f"{difference}: {_OTHERWISE}")
     return MismatchError(
-        f"{difference}; it was planned on {reference.processor} and runs on {here}, where small differences are normal; "
-        "plan the job on this machine, or train with --verify 0"
+        f"{difference}; it was planned on {reference.processor} and runs on {here}, where small differences are "
+        "normal; plan the job on this machine, or train with --verify 0"
     )

@@ -129,7 +129,8 @@ class Executor:
         self.backend = CpuBackend() if backend is None else backend
         if graph.device not in (CPU, self.backend.kind):
             raise PortError(
-                f"this step is for the device {graph.device!r} but runs on {self.backend.kind!r}; plan the job again there"
+                f"this step is for the device {graph.device!r} but runs on {self.backend.kind!r}; plan the job again "
+                "there"
             )
         self.values = StepValues(graph, self.backend)
         self.paging = StepPaging(program, self.values, contents.store, pager, scratch, contents.newer)

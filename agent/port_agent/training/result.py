@@ -66,7 +66,7 @@ def save_result(bundle: Bundle, persistents: Persistents, step: int, path: Path)
                 checksum.update(chunk)
     except OSError as error:
         raise ResultError(
-            f"the weights ({format_bytes(trained_bytes(bundle))}) could not be written to {path}: {error.strerror}; free some "
-            "space or choose another --out; the trained state is safe"
+            f"the weights ({format_bytes(trained_bytes(bundle))}) could not be written to {path}: {error.strerror}; "
+            "free some space or choose another --out; the trained state is safe"
         ) from error
     return checksum.text()

@@ -66,7 +66,8 @@ def _lock_state(directory: Path) -> LockFile:
     holder = lock.hold()
     if holder is not None:
         raise StateInUseError(
-            f"process {holder or 'unknown'} is training in {directory}; wait until it ends, or give this run its own --state-dir"
+            f"process {holder or 'unknown'} is training in {directory}; wait until it ends, or give this run its own "
+            "--state-dir"
         )
     return lock
 

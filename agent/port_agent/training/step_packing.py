@@ -69,8 +69,8 @@ class StepPacking:
         self._reads: dict[int, tuple[Transfer, torch.Tensor, int]] = {}
         if costs and not packing.available():
             raise PackingUnavailableError(
-                "this plan packs tensors, and packing was not built here; install a C compiler and reinstall the package, or "
-                "plan the job again on this device"
+                "this plan packs tensors, and packing was not built here; install a C compiler and reinstall the "
+                "package, or plan the job again on this device"
             )
         if costs and values.graph.device != CPU:
             raise PortError(

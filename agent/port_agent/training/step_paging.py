@@ -69,8 +69,8 @@ class StepPaging:
         furthest = max((d for _, d in writes | packed if d not in self.program.memory_targets), default=-1)
         if furthest >= len(self.scratch):
             raise PortError(
-                f"this plan pages to {furthest + 1} directories, but {len(self.scratch)} were given; give a page directory for "
-                "each paging target that it was planned for"
+                f"this plan pages to {furthest + 1} directories, but {len(self.scratch)} were given; give a page "
+                "directory for each paging target that it was planned for"
             )
         for entry, target in sorted(packed):
             self.packed_slot(entry, target)

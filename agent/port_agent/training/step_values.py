@@ -69,8 +69,8 @@ class StepValues:
         nbytes, found = self.graph.storages[s].nbytes, whole_bytes(self.resident(s))
         if found.numel() < nbytes:
             raise GraphChangedError(
-                f"storage {s} ({self.graph.storages[s].name}) has {found.numel()} bytes, but {nbytes} were recorded; plan the "
-                "job again on this version of torch"
+                f"storage {s} ({self.graph.storages[s].name}) has {found.numel()} bytes, but {nbytes} were recorded; "
+                "plan the job again on this version of torch"
             )
         return found[:nbytes]
 
@@ -218,7 +218,8 @@ def check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:
     actual = (str(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
     if actual != (f"torch.{value.dtype}", value.shape, value.stride, value.offset):
         raise GraphChangedError(
-            f"{op.name} gave a tensor {actual}, but recorded was {value.dtype} {value.shape} {value.stride} {value.offset}; "
+            f"{op.name} gave a tensor {actual}, but recorded was {value.dtype} {value.shape} {value.stride} "
+            f"{value.offset}; "
             + (
                 "its size depends on its operands' contents, and a plan is valid for one size; train with "
                 "`port-agent exec`, which handles such changes"

@@ -129,8 +129,8 @@ def _require_epochs(manifest: Manifest, options: TorchOptions) -> None:
     """Raise BundleError if learning rates follow the losses of epochs but the run has no epochs."""
     if manifest.plateau is not None and (options.data is not None or options.weights is not None):
         raise BundleError(
-            f"the learning rates of {manifest.name} follow the losses of its own epochs (ReduceLROnPlateau), which data that arrives and "
-            "rounds of a federation do not have; plan the job with another scheduler"
+            f"the learning rates of {manifest.name} follow the losses of its own epochs (ReduceLROnPlateau), which "
+            "data that arrives and rounds of a federation do not have; plan the job with another scheduler"
         )
 
 

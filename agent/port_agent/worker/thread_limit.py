@@ -49,6 +49,6 @@ def check_thread_limit(count: int) -> None:
         mmap.mmap(-1, threads * stack_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE).close()
     except OSError as error:
         raise ThreadLimitError(
-            f"the bundle's {count} threads on {cores} cores do not fit into memory; plan it again with fewer `--threads`, or "
-            "with more --ram"
+            f"the bundle's {count} threads on {cores} cores do not fit into memory; plan it again with fewer "
+            "`--threads`, or with more --ram"
         ) from error

@@ -57,6 +57,7 @@ def frontier_svg(marks: Sequence[Mark], chosen: int) -> str:
             f'stroke="var(--kept)"><title>{html.escape(words)}</title></circle>'
         )
         parts.append(
-            f'<text x="{x:.1f}" y="{y - 14:.1f}" text-anchor="middle">{format_joules(m.joules)}, {format_seconds(m.seconds)}</text>'
+            f'<text x="{x:.1f}" y="{y - 14:.1f}" text-anchor="middle">{format_joules(m.joules)}, '
+            f"{format_seconds(m.seconds)}</text>"
         )
     return "\n".join([*parts, "</svg>", ""])

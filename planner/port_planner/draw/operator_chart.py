@@ -65,9 +65,10 @@ def operators_svg(spots: Sequence[Spot], title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="plan" viewBox="0 0 {_WIDTH} {_HEIGHT}"><style>{STYLE}</style>',
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="var(--paper)"/>',
         f'<text x="12" y="22" font-size="14" font-weight="600">{html.escape(title)}</text>',
-        '<rect class="KEEP" x="12" y="34" width="11" height="11" rx="2"/><text x="28" y="43">whole</text>'
-        '<rect class="tile" x="74" y="34" width="11" height="11" rx="2"/><text x="90" y="43">in tiles</text>'
-        '<text class="faint" x="152" y="43">seconds of a call over the memory it touches; areas are shares of the step</text>',
+        '<rect class="KEEP" x="12" y="34" width="11" height="11" rx="2"/><text x="28" y="43">whole</text><rect '
+        'class="tile" x="74" y="34" width="11" height="11" rx="2"/><text x="90" y="43">in tiles</text><text '
+        'class="faint" x="152" y="43">seconds of a call over the memory it touches; areas are shares of the '
+        "step</text>",
     ]
     for seconds in ys.lines:
         at = y(seconds)
@@ -84,8 +85,8 @@ def operators_svg(spots: Sequence[Spot], title: str) -> str:
         each, share = spot.seconds / spot.calls, spot.seconds / total
         calls = "1 call" if spot.calls == 1 else f"{spot.calls:,} calls"
         words = (
-            f"{spot.name}{' in tiles' if spot.tiled else ''}: {calls} of {format_seconds(each)}, {share:.1%} of the step, "
-            f"{format_bytes(spot.nbytes)} each"
+            f"{spot.name}{' in tiles' if spot.tiled else ''}: {calls} of {format_seconds(each)}, {share:.1%} of the "
+            f"step, {format_bytes(spot.nbytes)} each"
         )
         kind, radius = ("tile" if spot.tiled else "KEEP"), _RADIUS[0] + (_RADIUS[1] - _RADIUS[0]) * share**0.5
         left, top = x(spot.nbytes), y(each)
@@ -97,7 +98,8 @@ def operators_svg(spots: Sequence[Spot], title: str) -> str:
             named.append(top)
             anchor, beside = ("end", -radius - 3) if left > _WIDTH / 2 else ("start", radius + 3)
             parts.append(
-                f'<text x="{left + beside:.1f}" y="{top + 4:.1f}" text-anchor="{anchor}" pointer-events="none">{html.escape(spot.name)}</text>'
+                f'<text x="{left + beside:.1f}" y="{top + 4:.1f}" text-anchor="{anchor}" '
+                f'pointer-events="none">{html.escape(spot.name)}</text>'
             )
     return "\n".join([*parts, "</svg>", ""])
 

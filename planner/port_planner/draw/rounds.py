@@ -46,7 +46,8 @@ def rounds_svg(rounds: Sequence[RoundMark], title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" class="plan" viewBox="0 0 {_WIDTH} {height}"><style>{STYLE}</style>',
         f'<rect width="{_WIDTH}" height="{height}" fill="var(--paper)"/>',
         f'<text x="12" y="22" font-size="14" font-weight="600">{html.escape(title)}</text>',
-        '<text class="faint" x="12" y="38">loss by round; a dot: in the average, a ring: asked and not in it, a band: abandoned</text>',
+        '<text class="faint" x="12" y="38">loss by round; a dot: in the average, a ring: asked and not in it, a band: '
+        "abandoned</text>",
     ]
     for loss in sorted({low, high}):
         parts.append(f'<line class="rule" x1="{_LEFT}" y1="{y(loss):.1f}" x2="{_WIDTH - _RIGHT}" y2="{y(loss):.1f}"/>')

@@ -161,8 +161,8 @@ class _Svg:
                 left = self.x(bar.start)
                 width = max(self.x(bar.stop) - left, _MIN_BAR)
                 yield (
-                    f'<rect class="{bar.shade.name}" x="{left:.1f}" y="{top + 2}" width="{width:.1f}" height="{_BAR - 4}" '
-                    f'rx="1.5"><title>{html.escape(self._words(bar))}</title></rect>'
+                    f'<rect class="{bar.shade.name}" x="{left:.1f}" y="{top + 2}" width="{width:.1f}" '
+                    f'height="{_BAR - 4}" rx="1.5"><title>{html.escape(self._words(bar))}</title></rect>'
                 )
             yield "</g>"
 
@@ -219,7 +219,8 @@ class _Svg:
             left, tile = self.x(run.start), run.tile
             width = max(self.x(run.stop) - left, _MIN_BAR)
             words = (
-                f"{tile.what}: tile {tile.index + 1} of {tile.count}{', summed in another order' if tile.reordered else ''}\n"
+                f"{tile.what}: tile {tile.index + 1} of "
+                f"{tile.count}{', summed in another order' if tile.reordered else ''}\n"
                 f"from {self._operator(run.start)} to {self._operator(run.stop - 1)}"
             )
             yield (

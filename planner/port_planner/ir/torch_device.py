@@ -42,8 +42,8 @@ def kind_of(tensor: torch.Tensor) -> str:
     device = tensor.device
     if device.type not in known_kinds() or device.index not in (None, 0):
         raise CaptureError(
-            f"the step uses a tensor on {device}; move the model and the batch to the CPU or to the first device of one of "
-            f"{', '.join(known_kinds()[1:3])}"
+            f"the step uses a tensor on {device}; move the model and the batch to the CPU or to the first device of "
+            f"one of {', '.join(known_kinds()[1:3])}"
         )
     return device.type
 

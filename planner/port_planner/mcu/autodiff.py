@@ -361,15 +361,16 @@ def _check_scheme(graph: Graph, scheme: SparseScheme) -> None:
         if op.shares and any(scheme.of(name) != LayerUpdate() for name in (op.name, op.shares)):
             raise McuCompileError(
                 op.name,
-                f"the module uses the weights of {op.shares} here as well; on a board the two copies would be trained separately",
+                f"the module uses the weights of {op.shares} here as well; on a board the two copies would be trained "
+                "separately",
                 "leave both out of the scheme, or give the module a layer for each use",
             )
     if graph.classes < 2 and not graph.targets and any(update != LayerUpdate() for update in scheme.updates.values()):
         raise McuCompileError(
             graph.ops[-1].name,
             "one output cannot be trained: the cross entropy of a single class is always 0",
-            "give it two outputs, one for each answer; if it is to learn numbers, compile it with loss=Loss.MSE; or compile "
-            "it for inference only (an empty scheme)",
+            "give it two outputs, one for each answer; if it is to learn numbers, compile it with loss=Loss.MSE; or "
+            "compile it for inference only (an empty scheme)",
         )
     for name, update in scheme.updates.items():
         if name not in layers:

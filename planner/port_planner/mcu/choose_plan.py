@@ -246,8 +246,9 @@ class _Fit:
             else f" and wear its blocks out in {costs.endurance_cycles:,.0f} samples"
         )
         return (
-            f"Trained parameters stay in RAM with {costs.medium.value}: to write them back would take {1e3 * written:.3g} mJ of "
-            f"every sample beside {1e3 * self.plain_joules:.3g} mJ of training{wears}; --page psram holds them"
+            f"Trained parameters stay in RAM with {costs.medium.value}: to write them back would take "
+            f"{1e3 * written:.3g} mJ of every sample beside {1e3 * self.plain_joules:.3g} mJ of training{wears}; "
+            "--page psram holds them"
         )
 
 

@@ -237,8 +237,8 @@ class _Importer:
         if value.shape.elements > MAX_OUTPUTS:
             raise McuCompileError(
                 "output",
-                f"{value.shape.elements} outputs do not come from a linear layer, and passing them on takes their square in "
-                "bytes of flash",
+                f"{value.shape.elements} outputs do not come from a linear layer, and passing them on takes their "
+                "square in bytes of flash",
                 f"end the model with nn.Linear, or give it at most {MAX_OUTPUTS} outputs",
             )
 

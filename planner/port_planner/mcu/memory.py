@@ -43,8 +43,8 @@ class ArenaBudgetError(PortError):
     ) -> None:
         least = "" if least_bytes is None else f", the least found is {least_bytes} B"
         super().__init__(
-            f"needs {needed_bytes} B of RAM (arena {arena_bytes} B + trained parameters {parameter_bytes} B), budget is "
-            f"{budget_bytes} B{least}; train fewer layers (search a scheme for this budget) or raise the budget"
+            f"needs {needed_bytes} B of RAM (arena {arena_bytes} B + trained parameters {parameter_bytes} B), budget "
+            f"is {budget_bytes} B{least}; train fewer layers (search a scheme for this budget) or raise the budget"
             + (f". {note}" if note else "")
         )
         self.needed_bytes = needed_bytes

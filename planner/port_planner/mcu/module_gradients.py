@@ -95,7 +95,8 @@ def _refuse_hooks(module: nn.Module) -> None:
             raise McuCompileError(
                 name,
                 "a hook is registered on its gradient, and a board runs no hooks",
-                "remove it: handle.remove() of the handle that register_hook or register_post_accumulate_grad_hook returned",
+                "remove it: handle.remove() of the handle that register_hook or register_post_accumulate_grad_hook "
+                "returned",
             )
 
 
@@ -166,7 +167,8 @@ def _refuse_difference(
             if not difference <= TOLERANCE * size:
                 raise McuCompileError(
                     name,
-                    f"its gradient in the compiled network differs from the module's by {difference / size if size else np.inf:.0%}",
+                    "its gradient in the compiled network differs from the module's by "
+                    f"{difference / size if size else np.inf:.0%}",
                     "remove what changes gradients by itself: hooks, functions with their own backward",
                 )
 

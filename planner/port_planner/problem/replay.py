@@ -261,7 +261,8 @@ class _Replay:
         home = self.homes.setdefault(i, target)
         if home != target and not {home, target}.isdisjoint(self.paged_bytes):
             self._fail(
-                f"persistent tensor {i} is paged to targets {home} and {target}; one of them is memory and has all of it"
+                f"persistent tensor {i} is paged to targets {home} and {target}; one of them is memory and has all of "
+                "it"
             )
         if target in self.paged_bytes and (i, target) not in self.copies:
             self.copies.add((i, target))

@@ -330,8 +330,8 @@ def _too_slow(
     fastest = min(seconds)
     message = (
         f"no plan within {format_bytes(ram_bytes)} is fast enough: the fastest takes {format_seconds(fastest)} a step, "
-        f"the deadline leaves {format_seconds(deadline_s)}, {format_seconds(fastest - deadline_s)} less; raise {costs.device.budget_option}, move "
-        "the deadline or train fewer epochs"
+        f"the deadline leaves {format_seconds(deadline_s)}, {format_seconds(fastest - deadline_s)} less; raise "
+        f"{costs.device.budget_option}, move the deadline or train fewer epochs"
     )
     return PlanResult(Outcome.INFEASIBLE, None, None, None, spent, message, fastest_seconds=fastest)
 
@@ -384,8 +384,8 @@ def _rivals(request: _PlanRequest, found: PlanResult, decided: int, floor: Floor
 def _below(floor: Floor, limits: PlanLimits, begin: float) -> PlanResult:
     """Return the failure that states what determines the floor of a step, and what lowers it."""
     message = (
-        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.operator}) needs {format_bytes(floor.nbytes)} with "
-        f"{floor.held} resident"
+        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.operator}) needs "
+        f"{format_bytes(floor.nbytes)} with {floor.held} resident"
     )
     held = tuple((str(held), held.nbytes) for held in floor.holders)
     return PlanResult(
@@ -648,8 +648,8 @@ def _too_little(
     holders = tuple(sorted(held, key=lambda h: -h[1])[:MAX_HOLDERS])
     names = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders[:3])
     message = (
-        f"no plan fits: op {op} ({coarse.graph.operator_of_module(op)}) needs {format_bytes(needed)} with {names} resident"
-        f"{solution.missed_rows}"
+        f"no plan fits: op {op} ({coarse.graph.operator_of_module(op)}) needs {format_bytes(needed)} with {names} "
+        f"resident{solution.missed_rows}"
     )
     return PlanResult(
         solution.outcome, None, None, None, seconds, message, needed, op, holders, remedy="use a smaller batch"

@@ -369,7 +369,8 @@ FAULTS = {
         "Fatal",
     ),
     "a handler of the program": (
-        "import signal; signal.signal(signal.SIGSEGV, lambda *_: os._exit(3)); others(); signal.raise_signal(signal.SIGSEGV)",
+        "import signal; signal.signal(signal.SIGSEGV, lambda *_: os._exit(3)); others(); "
+        "signal.raise_signal(signal.SIGSEGV)",
         3,
         "",
     ),
@@ -487,7 +488,8 @@ REFUSED = {
     ),
     "memory that a pipe keeps": (
         "class Part(ctypes.Structure): _fields_ = [('base', ctypes.c_void_p), ('length', ctypes.c_size_t)]\n"
-        "p = Part(fill[0].data_ptr(), 4096); result = libc.vmsplice(os.pipe()[1], ctypes.byref(p), ctypes.c_ulong(1), 0)",
+        "p = Part(fill[0].data_ptr(), 4096); result = libc.vmsplice(os.pipe()[1], ctypes.byref(p), ctypes.c_ulong(1), "
+        "0)",
         "vmsplice lends memory to a pipe",
     ),
 }

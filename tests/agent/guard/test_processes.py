@@ -49,7 +49,9 @@ STARTS = {
     "a shell script": "subprocess.run(['./start.sh', sys.executable], check=True)",
     "posix_spawn": "assert os.waitpid(os.posix_spawn(sys.executable, [sys.executable, 'child.py'], {}), 0)[1] == 0",
     "fork and exec": "pid = os.fork() or os.execl(sys.executable, sys.executable, 'child.py'); os.waitpid(pid, 0)",
-    "multiprocessing": "import multiprocessing as m; p = m.get_context('spawn').Process(target=run); p.start(); p.join()",
+    "multiprocessing": "import multiprocessing as m; p = "
+    "m.get_context('spawn').Process(target=run); p.start(); "
+    "p.join()",
 }
 
 

@@ -291,7 +291,8 @@ def test_twenty_rounds_with_anybody_killed_at_any_moment_average_to_the_bit(tmp_
                 device.client.download(f"/v1/jobs/{JOB}/result", device.root / "out.safetensors")
                 results.append(read_numpy(device.root / "out.safetensors"))
     print(
-        f"{found['done']} rounds, {found['abandoned']} abandoned; killed {fates.killed}, {fates.cut_between} before the record"
+        f"{found['done']} rounds, {found['abandoned']} abandoned; killed {fates.killed}, {fates.cut_between} before "
+        "the record"
     )
     nodes = [node_number(str(own_identity(device.root / "state").id)) for device in devices]
     by_hand = averaged_by_hand(KILLED_ROUNDS, sorted(range(3), key=nodes.__getitem__), EPOCHS)

@@ -117,7 +117,8 @@ def test_found_paired_killed_and_back(tmp_path: Path) -> None:
                 net.unplug(hosts[1])
                 unplugged_s = seconds_until(attic, set())
         print(
-            f"found in {found_s:.1f} s; killed: gone in {killed_s:.1f} s, back in {back_s:.1f} s; unplugged: {unplugged_s:.1f} s"
+            f"found in {found_s:.1f} s; killed: gone in {killed_s:.1f} s, back in {back_s:.1f} s; unplugged: "
+            f"{unplugged_s:.1f} s"
         )
 
 
@@ -261,7 +262,8 @@ def test_fifty_agents_on_one_bridge_are_light() -> None:
     heaviest, busiest = max(share.rss_bytes for share in shares), max(share.cpu_percent for share in shares)
     middle = statistics.median(share.rss_bytes for share in shares)
     print(
-        f"{AGENTS} agents, all paired: {middle / 1e6:.1f} MB, at most {heaviest / 1e6:.1f} MB and {busiest:.2f} % of a core"
+        f"{AGENTS} agents, all paired: {middle / 1e6:.1f} MB, at most {heaviest / 1e6:.1f} MB and {busiest:.2f} % of a "
+        "core"
     )
     assert all(share.connections == AGENTS - 1 for share in shares)
     assert heaviest <= AGENT_BYTES and busiest <= AGENT_CPU_PERCENT

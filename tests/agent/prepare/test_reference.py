@@ -147,8 +147,10 @@ def changed_by_gradients(change: Callable[[torch.Tensor, torch.Tensor], torch.Te
     ("change", "message"),
     [
         (lambda loss, gradient: loss * 1.0, r"test_reference\.py:\d+.*(ran where|ran in one recording|works on|was called)"),
-        (lambda loss, gradient: loss + 0.0 * gradient.sum(), "reads a gradient that an earlier batch of the same update left"),
-        (lambda loss, gradient: gradient.zero_().sum() + loss, "reads a gradient that an earlier batch of the same update left"),
+        (lambda loss, gradient: loss + 0.0 * gradient.sum(), "reads a gradient that an earlier batch of the same update "
+        "left"),
+        (lambda loss, gradient: gradient.zero_().sum() + loss, "reads a gradient that an earlier batch of the same update "
+        "left"),
     ],
 )  # fmt: skip
 def test_what_differs_in_a_later_batch_of_an_update_is_named(

@@ -139,8 +139,9 @@ def test_what_lowers_it_is_what_takes_most() -> None:
     block = Holder("head.weight#columns/9", 300, HolderKind.WEIGHT, "head.weight")
     state = Holder("head.weight/exp_avg#rows/9", 300, HolderKind.STATE, "head.weight")
     assert replace(floor, holders=(block, state)).remedy == (
-        "freeze head.weight (requires_grad_(False)) or make the layer head smaller: most of it is a block of columns of the weight "
-        "head.weight and a block of rows of the optimizer's exp_avg of head.weight, which are needed whole there"
+        "freeze head.weight (requires_grad_(False)) or make the layer head smaller: most of it is a block of columns "
+        "of the weight head.weight and a block of rows of the optimizer's exp_avg of head.weight, which are needed "
+        "whole there"
     )
 
 

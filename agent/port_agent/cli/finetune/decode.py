@@ -83,6 +83,7 @@ def _decode(arguments: argparse.Namespace) -> int:
         return 0
     rounded = f"{outcome.rounded:,} numbers rounded" if outcome.rounded else "every number exact"
     print(
-        f"{outcome.out}: {format_bytes(outcome.nbytes)}, {outcome.decoded} of {outcome.weights} weights decoded, in {outcome.type}, {rounded}"
+        f"{outcome.out}: {format_bytes(outcome.nbytes)}, {outcome.decoded} of {outcome.weights} weights decoded, in "
+        f"{outcome.type}, {rounded}"
     )
     return 0

@@ -79,8 +79,8 @@ def _add_compile(add: Adder) -> None:
         "--sparse-update",
         type=size,
         metavar="RAM",
-        help="choose which biases and weights are trained. Measures the gain of each on the project's training samples, "
-        "finds the best sets whose arena and trained parameters fit in RAM, such as 12K. Takes the set that "
+        help="choose which biases and weights are trained. Measures the gain of each on the project's training "
+        "samples, finds the best sets whose arena and trained parameters fit in RAM, such as 12K. Takes the set that "
         "performs best in a training of its own",
     )
     parser.add_argument(
@@ -106,8 +106,8 @@ def _add_compile(add: Adder) -> None:
     parser.add_argument(
         "--page",
         choices=["psram", "nor", "sd"],
-        help="external memory that tensors may be paged to if that takes less "
-        "energy than recomputing, or if nothing else frees the memory; psram also holds the trained parameters; needs --ram",
+        help="external memory that tensors may be paged to if that takes less energy than recomputing, or if nothing "
+        "else frees the memory; psram also holds the trained parameters; needs --ram",
     )
     parser.add_argument(
         "--deadline",
@@ -119,10 +119,10 @@ def _add_compile(add: Adder) -> None:
     parser.add_argument(
         "--per-joule",
         action="store_true",
-        help="choose between training less and recomputing or paging more. Plans for --ram the project's scheme (or the one "
-        "--sparse-update finds), a quarter, half and three quarters of the layers, and everything; "
-        "trains each on the project's samples in the host's engine; of the candidates within one "
-        "standard error of the best accuracy, the one that gains most per joule is taken",
+        help="choose between training less and recomputing or paging more. Plans for --ram the project's scheme (or "
+        "the one --sparse-update finds), a quarter, half and three quarters of the layers, and everything; trains each "
+        "on the project's samples in the host's engine; of the candidates within one standard error of the best "
+        "accuracy, the one that gains most per joule is taken",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_loaded_when_run("compiling", "run_compile"))
@@ -144,8 +144,8 @@ def _add_variants(parser: argparse.ArgumentParser) -> None:
         "--growth",
         type=positive_number,
         metavar="TIMES",
-        help="leave room for weights and activations to become TIMES their largest value while they are trained, instead of "
-        "1.25 and 1.5 times: 8 for a module with random weights, whose weights have to grow",
+        help="leave room for weights and activations to become TIMES their largest value while they are trained, "
+        "instead of 1.25 and 1.5 times: 8 for a module with random weights, whose weights have to grow",
     )
     parser.add_argument(
         "--choose-rate",
@@ -236,8 +236,8 @@ def _add_train(add: Adder) -> None:
         "--shard",
         type=_shard,
         metavar="K/N",
-        help="train only part K of N of the samples, such as 2/3: several boards, each "
-        "with a part and a --state-dir of its own, train every sample exactly once; it resumes only if its part is unchanged",
+        help="train only part K of N of the samples, such as 2/3: several boards, each with a part and a --state-dir "
+        "of its own, train every sample exactly once; it resumes only if its part is unchanged",
     )
     parser.add_argument("--state-dir", type=writable_folder, help="where snapshots are kept (default: beside the job)")
     parser.add_argument(
@@ -310,8 +310,8 @@ def _add_logs(add: Adder) -> None:
     parser = add(
         "logs",
         help="show a board's counters: frames, errors, steps, stack, resets",
-        description="Show a board's counters: frames, errors, steps, stack, resets. A job in the agent's queue has a log "
-        "of its own: port-agent job logs JOB.",
+        description="Show a board's counters: frames, errors, steps, stack, resets. A job in the agent's queue has a "
+        "log of its own: port-agent job logs JOB.",
     )
     _add_port(parser)
     parser.add_argument("--follow", action="store_true", help="print again every second")

@@ -93,8 +93,8 @@ def run_compile(arguments: argparse.Namespace) -> int:
         print(note)
     if error > MAX_INT8_ERROR:
         print(
-            f"warning: in int8 the logits are off by {error:.0%} of their spread over the samples, so this is a different model; "
-            "look for outliers in the calibration data; --report shows which layer loses the accuracy"
+            f"warning: in int8 the logits are off by {error:.0%} of their spread over the samples, so this is a "
+            "different model; look for outliers in the calibration data; --report shows which layer loses the accuracy"
         )
     if clipped:
         print(
@@ -103,7 +103,8 @@ def run_compile(arguments: argparse.Namespace) -> int:
         )
     if is_guess:
         print(
-            f"learning rate {TrainSettings().learning_rate:g} by default, not measured on your samples: --choose-rate does that"
+            f"learning rate {TrainSettings().learning_rate:g} by default, not measured on your samples: --choose-rate "
+            "does that"
         )
     if arguments.report:
         show_report(figures_of_layers, find_board(project.board).figures)
@@ -128,7 +129,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
             raise BoardJobError("--per-joule chooses among plans within --ram; give --ram too")
     if arguments.per_joule and arguments.dynamic_update is not None:
         raise BoardJobError(
-            "--per-joule measures the training of whole layers, --dynamic-update trains a share of each; give one of them"
+            "--per-joule measures the training of whole layers, --dynamic-update trains a share of each; give one of "
+            "them"
         )
 
 
@@ -219,8 +221,8 @@ def _show_rate(found: RateChoice) -> None:
         )
     for layer in found.cramped:
         print(
-            f"{layer}: {found.at_limit[layer]:.0%} of its weights end at the limit of their range and cannot grow; if the "
-            "module has random weights, --growth 8 lets them become 8 times as large"
+            f"{layer}: {found.at_limit[layer]:.0%} of its weights end at the limit of their range and cannot grow; if "
+            "the module has random weights, --growth 8 lets them become 8 times as large"
         )
 
 
@@ -311,8 +313,9 @@ def _show_valuation(found: Valuation) -> None:
     for refused in found.refused:
         print(f"{refused.origin}: {refused.reason}")
     print(
-        f"chosen: {found.chosen.origin}, {found.chosen.scheme.describe()}; untrained {100 * found.chosen.untrained:.1f} %. "
-        "The rule: within one standard error of the best, most points gained per joule (estimated)"
+        f"chosen: {found.chosen.origin}, {found.chosen.scheme.describe()}; untrained "
+        f"{100 * found.chosen.untrained:.1f} %. The rule: within one standard error of the best, most points gained "
+        "per joule (estimated)"
     )
 
 
@@ -342,8 +345,8 @@ def _show_held(held: FittedMemory) -> None:
         pages = f", {paged} pages read" if paged else ""
         how = f"{again} rows recomputed, {tiles} in tiles{pages}, {held.overhead:.1%} more energy"
     print(
-        f"{held.memory.ram_bytes:,} B: {how}; {format_seconds(held.seconds)} and {format_joules(held.joules)} per sample "
-        "(estimated)"
+        f"{held.memory.ram_bytes:,} B: {how}; {format_seconds(held.seconds)} and {format_joules(held.joules)} per "
+        "sample (estimated)"
     )
     medium = held.memory.medium
     if medium is None:

@@ -261,13 +261,14 @@ def show_summary(figures: dict[str, Any]) -> None:
         )
     if before is not None and after is not None and after < before:
         console.print(
-            "the result is worse than before: train at a lower --lr (mcu compile --choose-rate finds one), or with more data",
+            "the result is worse than before: train at a lower --lr (mcu compile --choose-rate finds one), or with "
+            "more data",
             highlight=False,
         )
     ram = bytes_or_unknown(figures["ram_used_bytes"])
     console.print(
-        f"{figures['steps']:,} training steps on {figures['board']} in {format_seconds(figures['wall_s'])}; RAM {ram} of "
-        f"{figures['ram_limit_bytes']:,} B (static data and deepest stack); {figures['retries']} retries, "
+        f"{figures['steps']:,} training steps on {figures['board']} in {format_seconds(figures['wall_s'])}; RAM {ram} "
+        f"of {figures['ram_limit_bytes']:,} B (static data and deepest stack); {figures['retries']} retries, "
         f"{figures['duplicates']} answered from the reply cache, {figures['interruptions']} interruptions",
         highlight=False,
     )

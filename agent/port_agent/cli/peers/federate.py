@@ -94,8 +94,8 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         type=positive_number,
         default=0.0,
         metavar="NOISE",
-        help="with --clip: Gaussian noise of NOISE times the norm over the number of devices (differential privacy; its "
-        "epsilon over all rounds is printed)",
+        help="with --clip: Gaussian noise of NOISE times the norm over the number of devices (differential privacy; "
+        "its epsilon over all rounds is printed)",
     )
     start.add_argument(
         "--epsilon-budget",
@@ -116,8 +116,8 @@ def _add_strategy(start: argparse.ArgumentParser) -> None:
         "--strategy",
         choices=tuple(_STRATEGIES),
         default="fedavg",
-        help="how an average is applied: as it is (default), likewise with a proximal term in the devices' losses, with "
-        "server momentum, or as a gradient for Adam",
+        help="how an average is applied: as it is (default), likewise with a proximal term in the devices' losses, "
+        "with server momentum, or as a gradient for Adam",
     )
     start.add_argument(
         "--server-rate",

@@ -26,9 +26,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     peers.set_defaults(run=_peers)
     pair = _command(commands, "pair", "pair with another device: show a code here, and type it there")
     pair.description = (
-        "Pair two devices, so that each trusts the other. On one run `port-agent peer pair`, on the other `port-agent peer pair CODE` "
-        "with the code that is shown, and with --at if multicast DNS does not find the first. A code is valid for minutes and "
-        f"for {TRIES} tries."
+        "Pair two devices, so that each trusts the other. On one run `port-agent peer pair`, on the other `port-agent "
+        "peer pair CODE` with the code that is shown, and with --at if multicast DNS does not find the first. A code "
+        f"is valid for minutes and for {TRIES} tries."
     )
     pair.add_argument("code", nargs="?", metavar="CODE", help="code that the other device shows")
     pair.add_argument("--at", type=host_and_port, metavar="HOST[:PORT]", help="the device that shows the code")

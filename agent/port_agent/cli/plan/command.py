@@ -97,8 +97,8 @@ def _add_devices(group: "argparse._ArgumentGroup") -> None:
         "--threads",
         type=whole_number(1, 1024),
         metavar="N",
-        help="threads per operator, fixed in the bundle (default: set by the script or OMP_NUM_THREADS, otherwise the fastest "
-        "number of 1 to all cores; 1 with --board)",
+        help="threads per operator, fixed in the bundle (default: set by the script or OMP_NUM_THREADS, otherwise the "
+        "fastest number of 1 to all cores; 1 with --board)",
     )
     group.add_argument(
         "--cpus",
@@ -110,7 +110,8 @@ def _add_devices(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--board",
         metavar="NAME",
-        help="plan for a board that is not here: costs measured here are scaled to it, and the bundle is marked as estimated",
+        help="plan for a board that is not here: costs measured here are scaled to it, and the bundle is marked as "
+        "estimated",
     )
 
 
@@ -168,7 +169,8 @@ def _add_numbers(group: "argparse._ArgumentGroup") -> None:
         "--verify",
         type=whole_number(0),
         metavar="N",
-        help="compare the first N steps with plain PyTorch's, bit for bit (default: one more than `accumulate`; 0: none)",
+        help="compare the first N steps with plain PyTorch's, bit for bit (default: one more than `accumulate`; 0: "
+        "none)",
     )
     group.add_argument(
         "--prune",
@@ -225,7 +227,8 @@ def _add_search(group: "argparse._ArgumentGroup") -> None:
         "--iterations",
         type=whole_number(1),
         metavar="N",
-        help="attempts of the search per graph, in place of --time-limit: with equal costs of operators, two runs have the same plan",
+        help="attempts of the search per graph, in place of --time-limit: with equal costs of operators, two runs have "
+        "the same plan",
     )
     group.add_argument(
         "--frontier",

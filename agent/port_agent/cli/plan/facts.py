@@ -227,8 +227,8 @@ def _step_rows(facts: dict[str, Any]) -> Iterator[Row]:
     yield (
         f"per {step}",
         f"{format_seconds(facts['seconds'])} ({format_seconds(facts['stall_seconds'])} waiting for flash, "
-        f"{format_seconds(facts['recompute_seconds'])} recomputing, {format_seconds(facts['packing_seconds'])} packing), "
-        f"{format_joules(facts['joules'])} (estimated)",
+        f"{format_seconds(facts['recompute_seconds'])} recomputing, {format_seconds(facts['packing_seconds'])} "
+        f"packing), {format_joules(facts['joules'])} (estimated)",
     )
     if facts["device"] != CPU and "device_watts" in facts:
         yield "watts", _drawn(facts["device"], facts["device_watts"])
@@ -247,8 +247,8 @@ def _flash_rows(facts: dict[str, Any]) -> Iterator[Row]:
         trained_s = steps / facts["batches"] * facts["seconds"]
         yield (
             "flash life",
-            f"this {facts['medium']}, assumed to endure {facts['endurance_bytes'] / _TB:,.3g} TB, lasts {steps:,.2g} steps: "
-            f"{format_seconds(trained_s)} of training",
+            f"this {facts['medium']}, assumed to endure {facts['endurance_bytes'] / _TB:,.3g} TB, lasts {steps:,.2g} "
+            f"steps: {format_seconds(trained_s)} of training",
         )
 
 

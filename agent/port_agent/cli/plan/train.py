@@ -56,7 +56,8 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         type=whole_number(1),
         default=1,
         metavar="N",
-        help="steps between checkpoints (default 1: a killed run loses only the unfinished step; more reduces flash wear)",
+        help="steps between checkpoints (default 1: a killed run loses only the unfinished step; more reduces flash "
+        "wear)",
     )
     parser.add_argument(
         "--read-limit",

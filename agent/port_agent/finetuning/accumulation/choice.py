@@ -57,14 +57,16 @@ def accumulation_of(
     if writes:
         return Accumulation(
             True,
-            f"an update writes {format_bytes(flash_bytes)} to flash, which wears out; layers are computed once more instead",
+            f"an update writes {format_bytes(flash_bytes)} to flash, which wears out; layers are computed once more "
+            "instead",
         )
     if free_bytes is None:
         return Accumulation(False, "there is no budget")
     if weights_bytes <= free_bytes:
         return Accumulation(
             False,
-            f"weights, gradients and moments of {format_bytes(weights_bytes)} fit into the budget and are not read again",
+            f"weights, gradients and moments of {format_bytes(weights_bytes)} fit into the budget and are not read "
+            "again",
         )
     return Accumulation(
         True,

@@ -63,8 +63,8 @@ def coded_weights(config: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str
     odd = _odd_setting(settings)
     if odd is not None:
         raise FinetuneError(
-            f"the weights are quantized by {odd}, and decode reads bitsandbytes in 4 bits, GPTQ in 2, 4 and 8 bits, and "
-            "AWQ of version gemm; use the original model in floating point"
+            f"the weights are quantized by {odd}, and decode reads bitsandbytes in 4 bits, GPTQ in 2, 4 and 8 bits, "
+            "and AWQ of version gemm; use the original model in floating point"
         )
     if settings.quant_method == "bitsandbytes":
         return _bitsandbytes_weights(tensors)

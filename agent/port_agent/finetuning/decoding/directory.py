@@ -125,8 +125,8 @@ class _Writer:
             made = given.to(self._dtype)
             if not made.isfinite().all():
                 raise FinetuneError(
-                    f"{name} has {given.abs().max().item():g}, which {made.dtype} cannot hold; the file is damaged, or give "
-                    "--type f32"
+                    f"{name} has {given.abs().max().item():g}, which {made.dtype} cannot hold; the file is damaged, or "
+                    "give --type f32"
                 )
             self.rounded += int((made.float() != given).sum())
             yield made.contiguous().view(-1).view(torch.uint8).numpy().data
@@ -163,8 +163,8 @@ def _folder_source(folder: Path, files: ExitStack) -> _Source:
         raise FinetuneError(f"{folder} has no quantization_config: its weights are floats, which need no decoding")
     if config.get("model_type") in _TRANSPOSED_KINDS:
         raise FinetuneError(
-            f"{folder} is a {config['model_type']}, whose codes are in another order than its floats, which decode does "
-            "not change; use the original model"
+            f"{folder} is a {config['model_type']}, whose codes are in another order than its floats, which decode "
+            "does not change; use the original model"
         )
     paths = weight_files(folder)
     opened = {path: files.enter_context(safe_open(path, "pt")) for path in paths}
@@ -176,7 +176,8 @@ def _folder_source(folder: Path, files: ExitStack) -> _Source:
             continue
         if entry.dtype not in _FLOATS:
             raise FinetuneError(
-                f"{path} holds {name} as {entry.dtype}, which is not part of a weight that decode reads; use the original model"
+                f"{path} holds {name} as {entry.dtype}, which is not part of a weight that decode reads; use the "
+                "original model"
             )
         weights[name] = DecodedWeight(entry.shape, functools.partial(_float_rows, tensors[name]), is_coded=False)
 

@@ -63,7 +63,8 @@ def read_gguf(path: Path, tokenizer: Path | None) -> GgufModel:
         raise FinetuneError(f"{path} is not a GGUF file or is damaged ({error}); download it again") from error
     if given.get("split.count", 1) > 1:
         raise FinetuneError(
-            f"{path} is one of {given['split.count']} parts; make one file of them: llama-gguf-split --merge FIRST WHOLE"
+            f"{path} is one of {given['split.count']} parts; make one file of them: llama-gguf-split --merge FIRST "
+            "WHOLE"
         )
     stored = {tensor.name: tensor for tensor in reader.tensors}
     try:
@@ -175,7 +176,8 @@ def _weights(path: Path, shape: GgufShape, stored: Mapping[str, Any]) -> dict[st
         )
     if others:
         raise FinetuneError(
-            f"{path} has {len(others)} weights that a {shape.kind} does not have, {shown(others[0])} first; use the original model"
+            f"{path} has {len(others)} weights that a {shape.kind} does not have, {shown(others[0])} first; use the "
+            "original model"
         )
     return {name: _weight(stored[there], shape.rows(name)) for name, there in names.items()}
 
@@ -188,7 +190,8 @@ def _weight(tensor: Any, order: torch.Tensor | None) -> DecodedWeight:
         rows(0, 1)
     except NotImplementedError as error:
         raise FinetuneError(
-            f"{tensor.name} is {tensor.tensor_type.name}, which the package gguf does not decode; use another file of the model"
+            f"{tensor.name} is {tensor.tensor_type.name}, which the package gguf does not decode; use another file of "
+            "the model"
         ) from error
     shape = tuple(reversed(tensor.shape.tolist()))
     return DecodedWeight(shape, rows, is_coded=tensor.tensor_type.name not in _FLOATS)

@@ -42,8 +42,8 @@ def tokenizer_from(given: Mapping[str, Any], longest: int) -> Any:
     splitting = SPLITTINGS.get(name or "")
     if kind != "gpt2" or splitting is None:
         raise FinetuneError(
-            f"the file's tokenizer is {shown(str(kind))} with the splitting {shown(str(name))}, and decode makes gpt2 with "
-            f"{', '.join(SPLITTINGS)}; give the original model's: --tokenizer DIR"
+            f"the file's tokenizer is {shown(str(kind))} with the splitting {shown(str(name))}, and decode makes gpt2 "
+            f"with {', '.join(SPLITTINGS)}; give the original model's: --tokenizer DIR"
         )
     odd = next((key for key in given if key.startswith(_KEY) and key.removeprefix(_KEY) not in _KNOWN), None)
     if odd is not None or given.get(f"{_KEY}add_space_prefix"):
@@ -76,8 +76,8 @@ def check_tokens(tokenizer: Any, given: Mapping[str, Any], origin: str) -> None:
     for number, (token, kind, other) in enumerate(zip(tokens, kinds, mine, strict=True)):
         if kind != TokenKind.UNUSED and token != other:
             raise FinetuneError(
-                f"token {number} is {shown(token)} in the file and {shown(str(other))} in {origin}; give the tokenizer of "
-                "the model that the file was made of"
+                f"token {number} is {shown(token)} in the file and {shown(str(other))} in {origin}; give the tokenizer "
+                "of the model that the file was made of"
             )
 
 

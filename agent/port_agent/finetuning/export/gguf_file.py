@@ -228,7 +228,8 @@ def _converted(weight: _Weight, tensor: torch.Tensor, rows: torch.Tensor | None)
             changed = given.to(_DTYPES[weight.type])
             if not changed.isfinite().all() and given.isfinite().all():
                 raise FinetuneError(
-                    f"{weight.name} has {given.abs().max().item():g}, more than {weight.type} can hold; give --type bf16"
+                    f"{weight.name} has {given.abs().max().item():g}, more than {weight.type} can hold; give --type "
+                    "bf16"
                 )
             part = changed.contiguous().view(torch.uint8).numpy()
         made[start * (made.shape[0] // len(tensor)) : stop * (made.shape[0] // len(tensor))] = part

@@ -74,8 +74,8 @@ class GgufShape:
             )
         if others:
             raise FinetuneError(
-                f"GGUF's {self.kind} has no place for {len(others)} weights, {shown(others[0])} first; convert the model "
-                f"with {CONVERTER}"
+                f"GGUF's {self.kind} has no place for {len(others)} weights, {shown(others[0])} first; convert the "
+                f"model with {CONVERTER}"
             )
 
     def rows(self, name: str) -> torch.Tensor | None:
@@ -130,7 +130,8 @@ def shape_of(folder: Path) -> GgufShape:
     if kind not in KINDS or config.architectures not in (None, [class_name(kind)]):
         what = ", ".join(config.architectures or (kind,))
         raise FinetuneError(
-            f"{folder} is a {shown(what)}, and export writes {', '.join(map(class_name, KINDS))}; convert it with {CONVERTER}"
+            f"{folder} is a {shown(what)}, and export writes {', '.join(map(class_name, KINDS))}; convert it with "
+            f"{CONVERTER}"
         )
     rope = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
     rope.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))

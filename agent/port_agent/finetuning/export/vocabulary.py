@@ -114,7 +114,8 @@ def _written(tokenizer: Any) -> dict[str, Any]:
     if model.get("type") != "BPE" or model.get("byte_fallback") or not model.get("merges"):
         kind = "SentencePiece's BPE" if model.get("byte_fallback") else model.get("type", type(tokenizer).__name__)
         raise FinetuneError(
-            f"the tokenizer is {kind}, and export writes byte-level BPE (Llama 3, SmolLM, Qwen); convert the model with {CONVERTER}"
+            f"the tokenizer is {kind}, and export writes byte-level BPE (Llama 3, SmolLM, Qwen); convert the model "
+            f"with {CONVERTER}"
         )
     return written
 

@@ -49,7 +49,8 @@ def adapter_settings(folder: Path) -> AdapterSettings:
         raise FinetuneError(f"{path} does not describe an adapter ({error}); it is damaged") from error
     if config.peft_type != "LORA" or not isinstance(config.target_modules, list):
         raise FinetuneError(
-            f"{path} describes adapters that finetune does not train; it trains LoRA with a list of layers; start a new one"
+            f"{path} describes adapters that finetune does not train; it trains LoRA with a list of layers; start a "
+            "new one"
         )
     targets = tuple(sorted(config.target_modules))
     return AdapterSettings(config.r, config.lora_alpha, config.use_rslora, targets, config.use_dora)

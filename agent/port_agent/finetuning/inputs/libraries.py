@@ -33,7 +33,8 @@ try:
         from transformers.pytorch_utils import Conv1D
 except ImportError as error:
     raise FinetuneError(
-        f"fine-tuning language models needs transformers and peft ({error.name} is missing): pip install 'port-agent[llm]'"
+        f"fine-tuning language models needs transformers and peft ({error.name} is missing): pip install "
+        "'port-agent[llm]'"
     ) from error
 
 

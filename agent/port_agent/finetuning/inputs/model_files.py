@@ -63,7 +63,8 @@ def check_free_space(out: Path, nbytes: int, what: str, other: str = "--out") ->
     free = shutil.disk_usage(folder).free
     if free < nbytes:
         raise FinetuneError(
-            f"{what} {format_bytes(nbytes)}, and {folder} has {format_bytes(free)} free; free some space, or give another {other}"
+            f"{what} {format_bytes(nbytes)}, and {folder} has {format_bytes(free)} free; free some space, or give "
+            f"another {other}"
         )
 
 
@@ -194,5 +195,6 @@ def _check_weights(path: Path) -> None:
     end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if len(header) + end != size:
         raise FinetuneError(
-            f"{path} has {size:,} bytes, but its header promises {len(header) + end:,}: the download was cut short; repeat it"
+            f"{path} has {size:,} bytes, but its header promises {len(header) + end:,}: the download was cut short; "
+            "repeat it"
         )

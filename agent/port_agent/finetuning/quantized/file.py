@@ -86,11 +86,13 @@ def quantized_layers(model: Any, quantization: Quantization) -> dict[str, nn.Lin
             "has no linear layers"
             if not linear
             else (
-                f"has {len(linear)}, none of bfloat16 or float32 with rows of a multiple of {quantization.block} weights"
+                f"has {len(linear)}, none of bfloat16 or float32 with rows of a multiple of {quantization.block} "
+                "weights"
             )
         )
         raise FinetuneError(
-            f"--base {quantization.value} is for linear layers, and this {model.config.model_type} {why}; train it without --base"
+            f"--base {quantization.value} is for linear layers, and this {model.config.model_type} {why}; train it "
+            "without --base"
         )
     return layers
 

@@ -65,7 +65,8 @@ class ConversationWriter:
         """
         if not self._tokenizer.chat_template:
             raise FinetuneError(
-                "the tokenizer has no chat template, so `messages` cannot be written as text; give prompt and completion, or text"
+                "the tokenizer has no chat template, so `messages` cannot be written as text; give prompt and "
+                "completion, or text"
             )
         if not any(message.is_learned for message in record.messages[1:]):
             raise UnwrittenError("its only answer is a greeting that answers no message")

@@ -76,7 +76,8 @@ class SequenceFile:
                 return cls(os.dup(file.fileno()))
         except OSError as error:
             raise FinetuneError(
-                f"{folder}: {error.strerror}; tokens are stored there during training; give an --out with enough free space"
+                f"{folder}: {error.strerror}; tokens are stored there during training; give an --out with enough free "
+                "space"
             ) from error
 
     def __reduce__(self) -> tuple[Callable[[int], "SequenceFile"], tuple[int]]:

@@ -162,11 +162,12 @@ class SequenceMaker:
             )
         if self._empty == records:
             return FinetuneError(
-                f"no sequence is left to train on: none of {records} records has a token to learn; give records with longer texts or completions"
+                f"no sequence is left to train on: none of {records} records has a token to learn; give records with "
+                "longer texts or completions"
             )
         return FinetuneError(
-            f"no sequence is left to train on: {self.skipped} of {records} records have a prompt of {self._longest} tokens or "
-            f"more; --seq-len {self._whole_tokens} keeps all"
+            f"no sequence is left to train on: {self.skipped} of {records} records have a prompt of {self._longest} "
+            f"tokens or more; --seq-len {self._whole_tokens} keeps all"
         )
 
     def notes(self) -> tuple[str, ...]:
@@ -182,7 +183,8 @@ class SequenceMaker:
             *self._cut_facts(),
             (
                 self._empty,
-                f"{self._empty:,} records are left out because they have no token to learn (the first: {self._first_empty})",
+                f"{self._empty:,} records are left out because they have no token to learn (the first: "
+                f"{self._first_empty})",
             ),
             (
                 self._endless,
@@ -199,7 +201,8 @@ class SequenceMaker:
             ),
             (
                 written.thoughtless,
-                f"the chat template begins an answer with thoughts, and {written.thoughtless:,} answers have none: no thoughts are learned",
+                f"the chat template begins an answer with thoughts, and {written.thoughtless:,} answers have none: no "
+                "thoughts are learned",
             ),
             (
                 written.greetings,
@@ -229,8 +232,8 @@ class SequenceMaker:
             ),
             (
                 self._shortened,
-                f"{self._shortened:,} texts are cut at --seq-len {self._longest}, so {self._unread_tokens:,} tokens are not "
-                f"read; --seq-len {self._whole_tokens} keeps all",
+                f"{self._shortened:,} texts are cut at --seq-len {self._longest}, so {self._unread_tokens:,} tokens "
+                f"are not read; --seq-len {self._whole_tokens} keeps all",
             ),
         )
 
@@ -425,7 +428,8 @@ def _check_pair(record: Record, option: str) -> None:
         )
     if record.rejected is not None and not option:
         raise FinetuneError(
-            f"{record.place or 'a record'} has a chosen and a rejected answer; give --dpo or --orpo to learn which is preferred, or records with prompt and completion"
+            f"{record.place or 'a record'} has a chosen and a rejected answer; give --dpo or --orpo to learn which is "
+            "preferred, or records with prompt and completion"
         )
 
 
@@ -461,8 +465,8 @@ def _in_parts(lists: Iterator[list[int]], length: int) -> Iterator[list[int]]:
 def _check_encoder(tokenizer: Any, options: FinetuneOptions, task: Task) -> None:
     if options.sequence_tokens > tokenizer.model_max_length:
         raise FinetuneError(
-            f"--seq-len {options.sequence_tokens} is more than the {tokenizer.model_max_length} tokens that this model reads at once; "
-            "lower it"
+            f"--seq-len {options.sequence_tokens} is more than the {tokenizer.model_max_length} tokens that this model "
+            "reads at once; lower it"
         )
     if options.sample is not None:
         raise FinetuneError("this model is an encoder and writes no text; leave out --sample")

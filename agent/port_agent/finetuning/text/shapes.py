@@ -36,8 +36,9 @@ _VERDICTS = ("true", "false", "0", "1")
 """Labels, in lower case, by which trl's KTO marks whether a completion is good."""
 
 SHAPES = (
-    '{"text": ...}, {"text": ..., "label": ...}, {"prompt": ..., "completion": ...}, {"prompt": ..., "chosen": ..., "rejected": ...}, {"messages": [{"role": ..., "content": ...}]}, '
-    '{"conversations": [{"from": ..., "value": ...}]} or {"instruction": ..., "input": ..., "output": ...}'
+    '{"text": ...}, {"text": ..., "label": ...}, {"prompt": ..., "completion": ...}, {"prompt": ..., "chosen": ..., '
+    '"rejected": ...}, {"messages": [{"role": ..., "content": ...}]}, {"conversations": [{"from": ..., "value": ...}]} '
+    'or {"instruction": ..., "input": ..., "output": ...}'
 )
 """Accepted keys of a record, as shown to people."""
 
@@ -122,8 +123,8 @@ def _label(label: object) -> str | None:
 def _prompted(entry: Entry, place: str) -> Record:
     if str(entry.get("label")).lower() in _VERDICTS:
         raise ValueError(
-            f"the label {entry['label']!r} says whether the completion is good (KTO), which is not learned here; give the "
-            "good ones without label, or pairs of chosen and rejected"
+            f"the label {entry['label']!r} says whether the completion is good (KTO), which is not learned here; give "
+            "the good ones without label, or pairs of chosen and rejected"
         )
     prompt, completion = _parsed(entry["prompt"]), _parsed(entry["completion"])
     if isinstance(prompt, list) and isinstance(completion, list):

@@ -85,8 +85,8 @@ def task_of(folder: Path, records: Collection[Record] = ()) -> Task:
     if config.is_encoder_decoder and kind in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
         if config.decoder_start_token_id is None:
             raise FinetuneError(
-                f"{folder / CONFIG} does not say what the decoder of this {kind} begins with (decoder_start_token_id); add the "
-                "number of the token that it was trained with"
+                f"{folder / CONFIG} does not say what the decoder of this {kind} begins with (decoder_start_token_id); "
+                "add the number of the token that it was trained with"
             )
         return Task(TaskKind.SEQ2SEQ_LM, int(config.decoder_start_token_id))
     if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):

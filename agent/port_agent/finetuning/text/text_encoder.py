@@ -195,6 +195,6 @@ def _same_begin(held: Sequence[_Token], found: Sequence[_Token]) -> tuple[int, i
         return 0, found.index(held[0])
     except ValueError as error:
         raise FinetuneError(
-            f"a text cannot be divided for the tokenizer anywhere within {found[-1][2] - found[0][1]:,} characters; put "
-            "line breaks into it"
+            f"a text cannot be divided for the tokenizer anywhere within {found[-1][2] - found[0][1]:,} characters; "
+            "put line breaks into it"
         ) from error

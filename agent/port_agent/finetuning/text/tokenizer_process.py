@@ -50,7 +50,8 @@ def main() -> None:
         answer = error
     except ImportError as error:
         answer = FinetuneError(
-            f"fine-tuning language models needs transformers and peft ({error.name} is missing): pip install 'port-agent[llm]'"
+            f"fine-tuning language models needs transformers and peft ({error.name} is missing): pip install "
+            "'port-agent[llm]'"
         )
     pickle.dump(answer, sys.stdout.buffer)
 

@@ -209,7 +209,8 @@ class TokenizerProcess:
             memory = error.code in _KILLED or "MemoryError" in error.last_line
             remedy = "give more --ram" if memory else "give another tokenizer or other data, or report it"
             raise FinetuneError(
-                f"the process that reads the tokenizer of {self._options.model} ended with {error.code} ({error.last_line}); {remedy}"
+                f"the process that reads the tokenizer of {self._options.model} ended with {error.code} "
+                f"({error.last_line}); {remedy}"
             ) from error
         answer = pickle.loads(output)  # written by our own process
         if isinstance(answer, FinetuneError):

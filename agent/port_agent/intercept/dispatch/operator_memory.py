@@ -170,8 +170,9 @@ class OperatorMemory:
         lacking_bytes = process.lacking_bytes(need_bytes)
         if lacking_bytes > 0:
             raise BudgetTooSmallError(
-                f"{lack}, which is {format_bytes(lacking_bytes)} more than the budget of {format_bytes(process.ram_bytes)} has; "
-                f"give {format_bytes(process.ram_bytes + max(missing_bytes, lacking_bytes))}"
+                f"{lack}, which is {format_bytes(lacking_bytes)} more than the budget of "
+                f"{format_bytes(process.ram_bytes)} has; give "
+                f"{format_bytes(process.ram_bytes + max(missing_bytes, lacking_bytes))}"
             )
 
 

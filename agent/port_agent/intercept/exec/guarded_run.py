@@ -149,8 +149,8 @@ class GuardedRun:
         named = ", ".join(f"{use.name!r} ({use.pid}, {_peak(use)})" for use in outside[:_NAMED])
         more = f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else ""
         return (
-            f"; outside the budget: {named}{more}: a program that is statically linked, or started without the C library, "
-            "cannot be guarded"
+            f"; outside the budget: {named}{more}: a program that is statically linked, or started without the C "
+            "library, cannot be guarded"
         )
 
     def _advice(self, ram_bytes: int | None) -> str:

@@ -271,8 +271,8 @@ def _check_backend(backend: Any) -> None:
     """Raise UnsupportedError unless this backend of torch.compile gives the bits of plain operators."""
     if backend != _SAME_BITS_BACKEND and not _compiles_nothing():
         raise unsupported(
-            f"torch.compile(backend={backend!r}) gives other numbers than the operators one by one, and only those can be "
-            "intercepted",
+            f"torch.compile(backend={backend!r}) gives other numbers than the operators one by one, and only those can "
+            "be intercepted",
             "remove torch.compile, or run the program as it is with TORCH_COMPILE_DISABLE=1 in its environment",
         )
 

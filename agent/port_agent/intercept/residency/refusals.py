@@ -37,7 +37,8 @@ def refuse_higher_order(func: Any) -> None:
     if isinstance(func, HigherOrderOperator):
         raise unsupported(
             f"{func.name()} of torch runs a program of its own, which cannot be intercepted",
-            "write it with plain operators: scaled_dot_product_attention instead of flex_attention, `if` instead of cond",
+            "write it with plain operators: scaled_dot_product_attention instead of flex_attention, `if` instead of "
+            "cond",
         )
 
 

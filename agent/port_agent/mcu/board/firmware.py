@@ -128,7 +128,8 @@ def _check_medium(board: FirmwareBoard, model: Path) -> None:
     if medium is not None and medium not in board.media:
         has = " and ".join(board.media) or "no external memory"
         raise BuildError(
-            f"the model pages to {medium}, but {board.name} has {has}; compile it with another --page, or for another board"
+            f"the model pages to {medium}, but {board.name} has {has}; compile it with another --page, or for another "
+            "board"
         )
 
 

@@ -137,7 +137,8 @@ class Simulator:
         holder = lock.hold()
         if holder is not None:
             raise SimulatorError(
-                f"this simulated board already runs on {self.port} (process {holder or 'unknown'}); use it, or end it first"
+                f"this simulated board already runs on {self.port} (process {holder or 'unknown'}); use it, or end it "
+                "first"
             )
         return lock
 

@@ -65,8 +65,8 @@ class InputFormat:
         if clipped > MAX_CLIPPED_SHARE * size:
             low, high = self.limits
             raise BoardJobError(
-                f"{place}: {clipped / size:.0%} of the values lie outside {low:.3g} to {high:.3g}, the range that the model "
-                "was calibrated for, and would be clipped; scale the data like the calibration data"
+                f"{place}: {clipped / size:.0%} of the values lie outside {low:.3g} to {high:.3g}, the range that the "
+                "model was calibrated for, and would be clipped; scale the data like the calibration data"
             )
 
     def faint(self, largest: float) -> str | None:
@@ -77,8 +77,9 @@ class InputFormat:
             return None
         low, high = self.limits
         return (
-            f"all values are between {-largest:.3g} and {largest:.3g}, but the model was calibrated for {low:.3g} to {high:.3g}, "
-            f"which leaves them {int(largest / self.scale)} steps of int8; scale the data like the calibration data"
+            f"all values are between {-largest:.3g} and {largest:.3g}, but the model was calibrated for {low:.3g} to "
+            f"{high:.3g}, which leaves them {int(largest / self.scale)} steps of int8; scale the data like the "
+            "calibration data"
         )
 
     def refuse_faint(self, largest: float, place: str) -> None:
@@ -162,9 +163,9 @@ class ModelDirectory:
             raise BoardJobError(f"{self.path} has no {MANIFEST}, so real values have no scale; compile the model again")
         if samples.dtype == np.int8:
             raise BoardJobError(
-                "samples of type int8 may be real values or codes as the device takes them; give real values in another "
-                f"type, and codes under the name codes (compile again what an older mcu compile wrote): {self.name} takes "
-                f"{self.describe_input()}"
+                "samples of type int8 may be real values or codes as the device takes them; give real values in "
+                "another type, and codes under the name codes (compile again what an older mcu compile wrote): "
+                f"{self.name} takes {self.describe_input()}"
             )
         if samples.dtype.kind not in "fiub":
             raise BoardJobError(f"samples of type {samples.dtype}; {self.name} takes {self.describe_input()}")

@@ -59,7 +59,8 @@ REMEDIES = {
     ReplyStatus.STORAGE_FAILED: "its flash may be worn out; the host's snapshots are used instead",
     ReplyStatus.UNSUPPORTED: "the model was compiled for inference only or without Q8.8; compile it again for training",
     ReplyStatus.ENGINE_FAILED: "the engine stopped; please report this with the output of port-agent mcu logs",
-    ReplyStatus.MEDIUM_FAILED: "its external memory does not respond; check card, chip and wiring, then resume from the snapshot",
+    ReplyStatus.MEDIUM_FAILED: "its external memory does not respond; check card, chip "
+    "and wiring, then resume from the snapshot",
     ReplyStatus.PAGE_DAMAGED: "its external memory returned other data than was written; resume from the snapshot",
     ReplyStatus.MODEL_TORN: "a training step was interrupted; resume from the snapshot, nothing of that step is kept",
 }

@@ -147,8 +147,8 @@ def _refereed(refinement: Refinement, smaller: list[SmallerPlans], options: Make
     expected = draft.captured.reference
     if draft.captured.known is not None and plain.unchecked:
         raise DryRunError(
-            f"the program counts or keeps tensors over steps, and its numbers could not be compared ({plain.unchecked}); "
-            "train with `port-agent exec`, which supports this",
+            "the program counts or keeps tensors over steps, and its numbers could not be compared "
+            f"({plain.unchecked}); train with `port-agent exec`, which supports this",
             ExitCode.IMPOSSIBLE,
         )
     if others and plain.unchecked and expected.losses and not expected.placed:

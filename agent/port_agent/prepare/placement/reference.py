@@ -49,7 +49,8 @@ def with_placed_reference(
     if _reference(captured, placed_job, kinds, kind) != found:
         among = "among teams of threads" if captured.teams else f"between the CPU and {kind}"
         raise UnrepeatableError(
-            f"divided {among}, the operators gave different numbers when the first steps ran again; plan without --place"
+            f"divided {among}, the operators gave different numbers when the first steps ran again; plan without "
+            "--place"
         )
     return replace(captured, reference=found)
 

@@ -73,8 +73,8 @@ def check_known(spec: JobSpec, facts: BundleFacts) -> None:
     """
     if facts.follows_losses and (spec.data is not None or spec.waits_for_data or spec.federated):
         raise JobRequestError(
-            "the job's learning rates follow the losses of its own epochs (ReduceLROnPlateau); data from an inbox and rounds of a "
-            "federation have no such epochs: plan it with another scheduler"
+            "the job's learning rates follow the losses of its own epochs (ReduceLROnPlateau); data from an inbox and "
+            "rounds of a federation have no such epochs: plan it with another scheduler"
         )
     steps = steps_of(spec, facts)
     if facts.known_steps is not None and steps is not None and steps > facts.known_steps:

@@ -115,14 +115,16 @@ class ArrivedColumns:
         columns = self.sections[part]
         if array.together != len(columns):
             raise DataError(
-                f"{file} has {array.together} arrays, but a batch of this job has {len(columns)}; give one array per column"
+                f"{file} has {array.together} arrays, but a batch of this job has {len(columns)}; give one array per "
+                "column"
             )
         kind, shape, _ = columns[i]
         if not array.shape:
             raise DataError(f"{file}: array {i} is a single {array.dtype}; give an array with a row per sample")
         if array.dtype != kind or array.shape[1:] != tuple(shape):
             raise DataError(
-                f"{file}: array {i} is {array.dtype} with rows of {array.shape[1:]}, but the job needs {kind} {tuple(shape)}"
+                f"{file}: array {i} is {array.dtype} with rows of {array.shape[1:]}, but the job needs {kind} "
+                f"{tuple(shape)}"
             )
 
 

@@ -133,7 +133,8 @@ class StateStore:
         keys = max(records, key=lambda record: record.sequence).in_files
         if not in_files.keys() >= set(keys):
             raise CheckpointError(
-                f"{self.directory} began with the bundle's own weights; continue without others, or choose another --state-dir"
+                f"{self.directory} began with the bundle's own weights; continue without others, or choose another "
+                "--state-dir"
             )
         return {key: in_files[key] for key in keys}
 
@@ -183,8 +184,8 @@ class StateStore:
         for record in sorted(records, key=lambda r: -r.sequence):
             if record.job != self.job:
                 raise CheckpointError(
-                    f"{self.directory} holds the state of another job ({record.job[:12]}, this one is {self.job[:12]}); "
-                    "choose another --state-dir or empty that one"
+                    f"{self.directory} holds the state of another job ({record.job[:12]}, this one is "
+                    f"{self.job[:12]}); choose another --state-dir or empty that one"
                 )
             if set(record.slots) != set(self.sizes):
                 raise CheckpointError(f"{self.directory} holds other tensors than this job; choose another --state-dir")

@@ -7,8 +7,8 @@ import torch
 from port_planner.base.errors import ExitCode, PortError
 
 _REMEDY = (
-    "the last good checkpoint is kept; lower the learning rate or clip gradients (clip_grad_norm of the job) and plan again, "
-    "or set allow_nonfinite=True in the job to continue anyway"
+    "the last good checkpoint is kept; lower the learning rate or clip gradients (clip_grad_norm of the job) and plan "
+    "again, or set allow_nonfinite=True in the job to continue anyway"
 )
 
 

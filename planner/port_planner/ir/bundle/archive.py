@@ -67,7 +67,8 @@ def manifest_json(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict) or raw.get("format") not in FORMATS:
         found = raw.get("format") if isinstance(raw, dict) else None
         raise BundleError(
-            f"{path} has format {found}, this version reads {', '.join(map(str, FORMATS))}; plan the job again with port-agent plan"
+            f"{path} has format {found}, this version reads {', '.join(map(str, FORMATS))}; plan the job again with "
+            "port-agent plan"
         )
     return raw
 

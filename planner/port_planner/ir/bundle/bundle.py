@@ -151,7 +151,8 @@ class Bundle:
                     self._check_layout(path, storage.key, storage.nbytes)
                     if sizes.setdefault(storage.key, storage.nbytes) != storage.nbytes:
                         raise BundleError(
-                            f"{path}: {storage.key} has two different sizes, {sizes[storage.key]} and {storage.nbytes} bytes"
+                            f"{path}: {storage.key} has two different sizes, {sizes[storage.key]} and {storage.nbytes} "
+                            "bytes"
                         )
         self._check_data(path)
         self._check_blocks(path)

@@ -30,8 +30,8 @@ class Pruning:
             )
         if not 0 <= self.begin < self.end or self.every < 1:
             raise PortError(
-                f"pruning from update {self.begin} to {self.end}, every {self.every}; it begins at 0 or later, ends after that, and "
-                "every update or every few of them count"
+                f"pruning from update {self.begin} to {self.end}, every {self.every}; it begins at 0 or later, ends "
+                "after that, and every update or every few of them count"
             )
 
     def sparsity_at(self, update: int) -> float:

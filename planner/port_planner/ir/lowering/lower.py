@@ -170,15 +170,15 @@ class _PlanLowering:
         in_memory = there and targets[d.target].capacity_bytes is not None
         if not there or (storage.persistent and d.target and not in_memory):
             raise PlanError(
-                f"{d}: storage {d.storage} ({storage.role.name.lower()}) cannot be paged there; the device has {len(targets)} "
-                "paging targets, and what is persistent belongs on number 0 or in the host's memory"
+                f"{d}: storage {d.storage} ({storage.role.name.lower()}) cannot be paged there; the device has "
+                f"{len(targets)} paging targets, and what is persistent belongs on number 0 or in the host's memory"
             )
         if in_memory and storage.device != self.graph.device:
             raise PlanError(f"{d}: storage {d.storage} ({storage.role.name.lower()}) is already in the host's memory")
         if storage.persistent and self.homes.setdefault(d.storage, d.target) != d.target:
             raise PlanError(
-                f"{d}: storage {d.storage} ({storage.role.name.lower()}) is paged to number {self.homes[d.storage]} too; what is "
-                "persistent has one place"
+                f"{d}: storage {d.storage} ({storage.role.name.lower()}) is paged to number {self.homes[d.storage]} "
+                "too; what is persistent has one place"
             )
 
     def _place_packing(self, d: Decision, after: int, before: int, *, moves_later: bool) -> None:
@@ -201,7 +201,8 @@ class _PlanLowering:
             ):
                 raise PlanError(
                     f"{d}: packed as {cost.codec.value}, storage {d.storage} cannot be paged there; the device has "
-                    f"{len(targets)} paging targets, and neither what does not come back nor the host's memory takes part"
+                    f"{len(targets)} paging targets, and neither what does not come back nor the host's memory takes "
+                    "part"
                 )
             self.at[after].packed_targets[d.storage] = d.target
             self.at[before].unpacks.append(cost)
@@ -212,7 +213,8 @@ class _PlanLowering:
             self.at[after].stays_packed.add(d.storage)
         elif not cost.codec.comes_back:
             raise PlanError(
-                f"{d}: more of storage {d.storage} is read later than packing it as {cost.codec.value} keeps; plan the job again"
+                f"{d}: more of storage {d.storage} is read later than packing it as {cost.codec.value} keeps; plan the "
+                "job again"
             )
         else:
             self.at[before].unpacks.append(cost)

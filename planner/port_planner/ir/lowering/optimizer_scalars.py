@@ -117,18 +117,18 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
                 )
         if group.get("foreach") and _rounds_apart_in_lists(name, group):
             raise CaptureError(
-                f"the optimizer {name} was made with foreach=True, which rounds differently from the per-parameter update "
-                "that a bundle has; make it with foreach=False, or train with `port-agent exec`"
+                f"the optimizer {name} was made with foreach=True, which rounds differently from the per-parameter "
+                "update that a bundle has; make it with foreach=False, or train with `port-agent exec`"
             )
         if name == "SGD" and group.get("fused") and (group["dampening"] or not group["momentum"]):
             raise CaptureError(
-                f"fused SGD with momentum={group['momentum']} and dampening={group['dampening']} cannot be planned; make the "
-                "optimizer with fused=False"
+                f"fused SGD with momentum={group['momentum']} and dampening={group['dampening']} cannot be planned; "
+                "make the optimizer with fused=False"
             )
     if name == "NAdam" and torch.get_default_dtype() == torch.float64:
         raise CaptureError(
-            "NAdam under torch.set_default_dtype(torch.float64) keeps its product of momenta in float64, a bundle in float32; "
-            "train with `port-agent exec`"
+            "NAdam under torch.set_default_dtype(torch.float64) keeps its product of momenta in float64, a bundle in "
+            "float32; train with `port-agent exec`"
         )
     _check_not_begun(optimizer)
     return OptimizerSpec(name, tuple(hyperparameters(g) for g in optimizer.param_groups))
@@ -148,8 +148,8 @@ def _check_not_begun(optimizer: torch.optim.Optimizer) -> None:
     dampened = any(group.get("dampening") for group in optimizer.param_groups) and bool(optimizer.state)
     if done or dampened:
         raise CaptureError(
-            f"the optimizer {name} has made {done or 'some'} steps, but a bundle counts from its own first step: create a "
-            "new one, or train with `port-agent exec`"
+            f"the optimizer {name} has made {done or 'some'} steps, but a bundle counts from its own first step: "
+            "create a new one, or train with `port-agent exec`"
         )
 
 

@@ -165,7 +165,8 @@ class ResidencyWalk:
                 then = sum(1 for w in graph.writers[s] if w < r)
                 if version[s] != then and graph.storages[s].role is not Role.BATCH:
                     raise PlanError(
-                        f"rematerializing at op {at} runs op {r} ({graph.ops[r].name}), but storage {s} has changed since"
+                        f"rematerializing at op {at} runs op {r} ({graph.ops[r].name}), but storage {s} has changed "
+                        "since"
                     )
             made = {graph.values[v].storage for v in graph.ops[r].outputs if v is not None}
             fresh = {s for s in made if s in graph.creates[r]}

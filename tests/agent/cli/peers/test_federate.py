@@ -24,8 +24,9 @@ RUN: dict[str, Any] = {
 
 def test_a_federation_in_words() -> None:
     assert _lines(RUN) == [
-        "Job 1 (digits): running, 1 of 20 rounds, 1 abandoned. Changes clipped to 1.5, noise 0.8: "
-        "epsilon 5.68 at delta 1e-05 for each device's data (its change in the average, or none), against all but this leader, over 1 round.",
+        "Job 1 (digits): running, 1 of 20 rounds, 1 abandoned. Changes clipped to 1.5, noise 0.8: epsilon 5.68 at "
+        "delta 1e-05 for each device's data (its change in the average, or none), against all but this leader, over 1 "
+        "round.",
         "  now: round 2 on this device, cellar",
         "  waiting for cellar: not reached: it is not connected",
         "  round 1: 2 devices in 12.0 s, loss 0.5000; without shed (no reply in time)",

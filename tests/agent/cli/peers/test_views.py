@@ -64,8 +64,8 @@ def test_jobs_rounds_and_energy_of_all(shown: Any) -> None:
     own = {**OFF["own"], "today_joules": 1800.0, "job": "moths", "progress": 0.5}
     out = shown(peers_screen({**OFF, "own": own, "paired": [PAIRED], "federations": [led, waiting]}))
     assert (
-        "birds: this device leads, 2 of 9 rounds, loss 0.2500; round 3 on attic, cellar; waiting for cellar: works on it"
-        in out
+        "birds: this device leads, 2 of 9 rounds, loss 0.2500; round 3 on attic, cellar; waiting for cellar: works on "
+        "it" in out
     )
     assert "bees: this device leads, 0 of 9 rounds; waiting: 1 of 3 devices are ready" in out
     member = {"name": "wasps", "leader": "shed", "round": 4, "waits": "to train: not charging"}

@@ -27,7 +27,8 @@ def config(folder: Path, kind: str, **settings: Any) -> Path:
 @pytest.mark.parametrize(
     ("kind", "settings", "said"),
     [
-        ("gpt2", {}, "is a 'gpt2', and export writes LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM; convert it with"),
+        ("gpt2", {}, "is a 'gpt2', and export writes LlamaForCausalLM, "
+        "Qwen2ForCausalLM, Qwen3ForCausalLM; convert it with"),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, "is a 'LlamaForSequenceClassification', and"),
         ("llama", {"hidden_act": "gelu"}, "has 'hidden_act gelu', which export does not write"),
         ("llama", {"mlp_bias": True}, "has 'mlp_bias'"),

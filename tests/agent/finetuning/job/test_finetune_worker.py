@@ -205,6 +205,7 @@ def test_files_that_changed_are_refused_by_name(folder: Path, tmp_path: Path) ->
         failed, before = until(events, TrainingFailed)
         assert isinstance(failed, TrainingFailed) and before == []
         assert failed.message == (
-            f"{tmp_path / 'data.jsonl'} has changed since the job was submitted; restore it, or submit the fine-tuning again"
+            f"{tmp_path / 'data.jsonl'} has changed since the job was submitted; restore it, or submit the fine-tuning "
+            "again"
         )
         assert worker.process.wait() == ExitCode.IMPOSSIBLE

@@ -17,20 +17,24 @@ DAY = datetime.date(2025, 3, 9)
 CALL = {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
 WITH_CALLS = (
-    "{% if tools %}tools {{ tools | tojson }}\n{% endif %}{% for m in messages %}<s>{{ m.role }}\n"
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
-    "{% for c in m.tool_calls %}call {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+    "{% if tools %}tools {{ tools | tojson }}\n"
+    "{% endif %}{% for m in messages %}<s>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in "
+    "m.tool_calls %}call {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}</s>{% endfor %}{% if "
+    "add_generation_prompt %}<s>assistant\n"
+    "{% endif %}"
 )
 WITH_CALLS_AS_TEXT = WITH_CALLS.replace("{{ c.function.arguments | tojson }}", "{{ ' with ' + c.function.arguments }}")
 CALLS_WHERE_NO_CONTENT = (
-    "{% for m in messages %}<s>{{ m.role }}\n{% if m.content is none or m.content is not defined %}{% for c in m.tool_calls %}"
-    "call {{ c.function.name }}{% endfor %}{% else %}{{ m.content }}{% endif %}</s>{% endfor %}"
-    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+    "{% for m in messages %}<s>{{ m.role }}\n"
+    "{% if m.content is none or m.content is not defined %}{% for c in m.tool_calls %}call {{ c.function.name }}{% "
+    "endfor %}{% else %}{{ m.content }}{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<s>assistant\n"
+    "{% endif %}"
 )
 DEEPSEEK = (
-    "{% for m in messages %}{% if m.role == 'user' %}<U>{{ m.content }}{% else %}<A>{{ m.content.split('</think>')[-1] }}</s>{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<A><think>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}<U>{{ m.content }}{% else %}<A>{{ m.content.split('</think>')[-1] "
+    "}}</s>{% endif %}{% endfor %}{% if add_generation_prompt %}<A><think>\n"
+    "{% endif %}"
 )
 IN_PARTS = TEMPLATE.replace("{{ m['content'] }}", "{% for p in m['content'] %}{{ p['text'] }}{% endfor %}")
 
@@ -160,8 +164,9 @@ def test_thoughts_that_the_template_begins_and_ends_itself_are_written_once(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = (  # as Nemotron 3's
-        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}</s>"
-        "{% endfor %}{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
+        "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content "
+        "}}</s>{% endfor %}{% if add_generation_prompt %}<assistant><think>\n"
+        "{% endif %}"
     )
     monkeypatch.setattr(tokenizer, "chat_template", closed)
     writer = ConversationWriter(tokenizer, DAY)

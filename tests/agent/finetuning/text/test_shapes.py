@@ -21,7 +21,8 @@ TALK = (Message("user", "u"), Message("assistant", "a"))
         ({"prompt": "p", "completion": "c"}, Record(prompt="p", completion="c")),
         ({"prompt": "[1]", "completion": "[2]"}, Record(prompt="[1]", completion="[2]")),
         ({"messages": [USER, ANSWER]}, Record(messages=TALK)),
-        ({"messages": '[{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]'}, Record(messages=TALK)),
+        ({"messages": '[{"role": "user", "content": "u"}, {"role": "assistant", '
+        '"content": "a"}]'}, Record(messages=TALK)),
         ({"messages": [USER, ANSWER], "tools": [{"x": 1}]}, Record(messages=TALK, tools=({"x": 1},))),
         ({"messages": [USER, ANSWER], "tools": '[{"x": 1}]'}, Record(messages=TALK, tools=({"x": 1},))),
         ({"conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]}, Record(messages=TALK)),

@@ -22,7 +22,9 @@ from transformers.loss.loss_for_object_detection import linear_sum_assignment
 print([list(x) for x in linear_sum_assignment([[4, 1, 3], [2, 0, 5], [3, 2, 2]])])
 """,
     "other name": "from scipy.optimize import minimize_scalar\nprint(minimize_scalar(lambda x: (x - 2) ** 2).x)",
-    "attribute": "import scipy\nprint(scipy.optimize.brentq(lambda x: x - 1, 0, 3), scipy.optimize.linear_sum_assignment.__name__)",
+    "attribute": "import scipy\n"
+    "print(scipy.optimize.brentq(lambda x: x - 1, 0, 3), "
+    "scipy.optimize.linear_sum_assignment.__name__)",
     "submodule": """
 import scipy, scipy.optimize._zeros_py as zeros
 print(zeros is sys.modules["scipy.optimize._zeros_py"] is scipy.optimize._zeros_py, zeros.__spec__.name)

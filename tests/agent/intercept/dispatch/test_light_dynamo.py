@@ -29,7 +29,9 @@ COMPILES = {
     "attribute": "print(torch._dynamo.config.cache_size_limit > 0, state_is_that_of_a_module(), step())",
     "from": "from torch._dynamo.utils import counters\nprint(type(counters), state_is_that_of_a_module(), step())",
     "disable": "print(torch._dynamo.disable(lambda: 7)(), torch.compiler.disable(lambda: 8)(), step())",
-    "compile": "f = torch.compile(lambda x: model(x).relu() * 2, backend='aot_eager')\nprint(f(torch.ones(2, 100)).sum().item(), step())",
+    "compile": "f = torch.compile(lambda x: model(x).relu() * 2, "
+    "backend='aot_eager')\n"
+    "print(f(torch.ones(2, 100)).sum().item(), step())",
 }
 
 

@@ -43,7 +43,8 @@ LAUNCHER = replace(ALONE, together_bytes=600 * MIB, children=(CHILD, replace(CHI
 def test_a_program_alone() -> None:
     said = ALONE.summary(400 * MIB, None, 2.0)
     assert said.startswith(
-        "peak 300.0 MiB of 400.0 MiB, tensors 40.0 MiB, the rest 270.0 MiB; 2.0 s; read 3.0 MiB, wrote 4.0 MiB in 7 faults"
+        "peak 300.0 MiB of 400.0 MiB, tensors 40.0 MiB, the rest 270.0 MiB; 2.0 s; read 3.0 MiB, wrote 4.0 MiB in 7 "
+        "faults"
     )
     assert ALONE.summary(None, 50 * MIB, 2.0).startswith("peak 300.0 MiB tensors 40.0 MiB of 50.0 MiB; ")
 
@@ -51,7 +52,8 @@ def test_a_program_alone() -> None:
 def test_figures_are_those_of_all_processes() -> None:
     said = LAUNCHER.summary(700 * MIB, None, 2.0)
     assert said.startswith(
-        "peak 600.0 MiB of 700.0 MiB, tensors 40.0 MiB, the rest 270.0 MiB, with 2 child processes, the largest 'python train.py' (200.0 MiB)"
+        "peak 600.0 MiB of 700.0 MiB, tensors 40.0 MiB, the rest 270.0 MiB, with 2 child processes, the largest "
+        "'python train.py' (200.0 MiB)"
     )
     assert "read 5.0 MiB, wrote 6.0 MiB in 67 faults" in said
     facts = LAUNCHER.facts(600 * MIB)

@@ -66,7 +66,8 @@ def test_a_bundle_goes_over_the_ends_of_epochs_as_its_script_does_alone(accumula
     [
         (lambda run: replace(run, generators={"cpu": "0"}), "random generators of cpu differ"),
         (lambda run: replace(run, results=replace(run.results, losses=(*run.results.losses[:5], "0x1p+0"))), "step 6 gave the loss"),
-        (lambda run: replace(run, results=replace(run.results, checksums={**run.results.checksums, "buffer/1.running_mean": "0"})), "1 of .* tensors have different bits .* buffer/1.running_mean first"),
+        (lambda run: replace(run, results=replace(run.results, checksums={**run.results.checksums, "buffer/1.running_mean": "0"})), "1 of .* tensors have different bits .* "
+        "buffer/1.running_mean first"),
     ],
 )  # fmt: skip
 def test_what_the_script_made_otherwise_is_told(

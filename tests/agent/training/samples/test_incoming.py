@@ -83,10 +83,13 @@ def test_large_arrays_are_copied_a_mebibyte_at_a_time(tmp_path: Path, save: Call
     columns = [Member(0, 4 << 20, "float32", (1, 1 << 20)), Member(0, 8, "int64", (1,))]
     save(inbox / "a.npz", np.ones((24, 1 << 20), np.float32), np.arange(24))
     program = (
-        "import sys\nfrom pathlib import Path\nfrom port_agent.training.samples.incoming import Arrivals\n"
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from port_agent.training.samples.incoming import Arrivals\n"
         "from port_planner.ir.bundle.safetensors_io import Member\n"
         "from port_planner.base.process_memory import peak_resident_bytes, reset_peak, resident_bytes\n"
-        f"reset_peak(); before = resident_bytes()\narrivals = Arrivals(Path({str(inbox)!r}), [{columns!r}], Path({str(folder)!r}))\n"
+        "reset_peak(); before = resident_bytes()\n"
+        f"arrivals = Arrivals(Path({str(inbox)!r}), [{columns!r}], Path({str(folder)!r}))\n"
         "print(arrivals.counts[0], peak_resident_bytes() - before)"
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True)

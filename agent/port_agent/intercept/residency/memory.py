@@ -38,6 +38,11 @@ _LATER_CODE_BYTES = 24 << 20
 in its own code.
 """
 
+_LOOP_OPERATORS = 2000
+"""A segment longer than this many operators is a loop, such as a scan of 128 steps. What the process took lately is then what it needs: with
+room for code that was not used for so long, it would wait for its pages thousands of times. Guarded memory yields to what comes back.
+"""
+
 _LOOK_OPERATORS = 8
 _LOOK_BYTES = 4 << 20
 """Resident memory is checked after this many operators, or when tensors changed by this much; a check takes 10 us."""
@@ -99,6 +104,7 @@ class ProcessBudget:
         """Limit for the allocator's blocks and the pages of files together."""
         self._skipped = 0
         self._rest_found = deque((0,), maxlen=_SEGMENTS_REMEMBERED)
+        self._lately = _Lately()
         self._before_products: int | None = None
         """The rest of the process when a matrix product first ran; None: none has."""
         self._releases_left = _CODE_RELEASES
@@ -156,6 +162,7 @@ class ProcessBudget:
     def end_segment(self) -> None:
         """Record that a segment of the program ended."""
         self._rest_found.append(0)
+        self._lately = _Lately()
         if self.settling:
             self._releases_left -= 1
             release_code_pages()
@@ -167,6 +174,7 @@ class ProcessBudget:
         Blocks that were allocated but not yet written are not resident, so a single check may find the rest of the
         process too small; the largest recent value counts.
         """
+        self._lately.operators += self._skipped
         self._skipped = 0
         self._looked_at = self._table.resident_bytes
         resident = resident_now() if self._statm is None else self._look(self._statm)
@@ -196,7 +204,10 @@ class ProcessBudget:
         rest, which it measures by itself while an operator runs, as the resident pages of mapped files.
         """
         guard.set_limit(max(self._usable - found_bytes - allocated_bytes, _MIN_TENSOR_BYTES))
-        return max(self._usable - self._rest(found_bytes) - allocated_bytes, _MIN_TENSOR_BYTES)
+        rest, lately = self._rest(found_bytes), self._lately.most_bytes(found_bytes)
+        if lately is not None:
+            rest = min(rest, lately + _LATER_CODE_BYTES)
+        return max(self._usable - rest - allocated_bytes, _MIN_TENSOR_BYTES)
 
     def _look(self, statm: FileIO) -> int:
         """Return the resident bytes of the process, and release the growth of file pages: as much comes again until the
@@ -236,6 +247,23 @@ class ProcessBudget:
             unseen = min(_UNSEEN_CODE_BYTES, int((self._usable - before) * _UNSEEN_CODE_SHARE))
             rest = max(rest + min(unseen, _LATER_CODE_BYTES), before + unseen)
         return rest
+
+
+class _Lately:
+    """The most that the process took besides tensors while the last operators of a long segment ran."""
+
+    def __init__(self) -> None:
+        self.operators = 0
+        """Operators of this segment."""
+        self._period, self._before, self._now = 0, 0, 0
+
+    def most_bytes(self, found_bytes: int) -> int | None:
+        """Return the most in the last `_LOOP_OPERATORS` to twice as many, `found_bytes` included; None in the first so many."""
+        period = self.operators // _LOOP_OPERATORS
+        if period != self._period:
+            self._period, self._before, self._now = period, self._now, 0
+        self._now = max(self._now, found_bytes)
+        return max(self._before, self._now) if period else None
 
 
 def min_ram_for(nbytes: int) -> int:

@@ -142,3 +142,33 @@ def test_no_allocator_tells_no_workspace() -> None:
     meter = WorkspaceMeter(enabled=False)
     meter.begin()
     assert meter.end(0) == 0
+
+
+def test_code_that_a_long_loop_does_not_use_leaves_its_memory_to_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan of 128 steps kept 9 MiB of tensors and wrote 9.2 GiB in one step, while 40 MiB waited for code."""
+    mib = 1 << 20
+    found = {"now": 300 * mib}
+    limits: list[int] = []
+    guard = SimpleNamespace(
+        counters=lambda: SimpleNamespace(resident_bytes=0), set_limit=limits.append, trim=lambda: None
+    )
+    monkeypatch.setattr(memory, "active", lambda: None)
+    monkeypatch.setattr(memory, "active_guard", lambda: guard)
+    monkeypatch.setattr(memory, "_resident_in", lambda statm: found["now"])
+    process = ProcessBudget(1000 * mib, StorageTable(256))
+
+    def after(operators: int) -> int:
+        for _ in range(operators):
+            if process.due():
+                process.tensor_bytes()
+        return process.tensor_bytes()
+
+    first = after(1)
+    found["now"] = 260 * mib
+    assert after(memory._LOOP_OPERATORS // 2) == first, "what was released may come back"
+    assert after(2 * memory._LOOP_OPERATORS) == process._usable - 260 * mib - memory._LATER_CODE_BYTES
+    found["now"] = 290 * mib
+    assert after(8) == process._usable - 290 * mib - memory._LATER_CODE_BYTES, "what comes back counts at once"
+    process.end_segment()
+    assert after(8) == process._usable - 300 * mib, "the next segment may use the code of the first"
+    assert limits[-1] == process._usable - 290 * mib

@@ -48,8 +48,8 @@ that, weights and momentum.
 """
 FOLLOW_TARGETS_MIB = {"resnet18": 300, "resnet50": 330, "bert": 420, "gpt2": 620}
 FOLLOW_BESIDE = 64 << 20
-"""What RLIMIT_DATA counts beyond a followed process's resident memory: 32 MiB are numpy's BLAS buffer, never touched,
-25 are mkldnn's generated code, most of it reserved only. A plain run has the same.
+"""What RLIMIT_DATA counts beyond an intercepted process's resident memory: 32 MiB are numpy's BLAS buffer, never
+touched, 25 are mkldnn's generated code, most of it reserved only. A plain run has the same.
 """
 GROUP_BESIDE = 16 << 20
 """What a memory cgroup counts beyond that: page tables, pages of files that pass through."""

@@ -1,13 +1,13 @@
-"""What following an unchanged script costs: `python -m benchmarks.follow_cost [MODEL...]`.
+"""What running an unchanged script under `exec` costs: `python -m benchmarks.follow_cost [MODEL...]`.
 
 `benchmarks.loop`, plain and through `port-agent exec`, under four budgets: ample (nothing moves), twice the floor
-(the goal of `benchmarks.fit`), the bundles' limit, and that limit with pages as slow as an SD card (45 MB/s read,
-25 MB/s written), there alongside the bundle itself. CPU and wall seconds of the first step, and medians of the
-later ones; plain and followed take turns, and the smaller median of each counts. Where tensors moved, the first run
-is long enough to be planned and every later one begins with its plan: `cpu s` is of the steps before that,
+(the goal of `benchmarks.fit`), the bundles' limit, and that limit with pages as slow as an SD card (45 MB/s read, 25
+MB/s written), there alongside the bundle itself. CPU and wall seconds of the first step, and medians of the later
+ones; plain runs and runs under `exec` take turns, and the smaller median of each counts. Where tensors moved, the
+first run is long enough to be planned and every later one begins with its plan: `cpu s` is of the steps before that,
 `planned` of those with it, `planned after` the seconds from the start of the first run until its plan was in force
-(on a new cache). `checksum share`: CPU seconds for checksums of the pages of a step, at the speed measured
-alongside it, in what a step takes.
+(on a new cache). `checksum share`: CPU seconds for checksums of the pages of a step, at the speed measured alongside
+it, in what a step takes.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def main() -> int:
         print(json.dumps([asdict(row) for row in rows]))
         return 0
     names = list(Row.__dataclass_fields__)
-    table = Table(title="following an unchanged script, one thread of compute")
+    table = Table(title="an unchanged script under exec, one thread of compute")
     for name in names:
         table.add_column(name.replace("_", " "), justify="left" if name in ("model", "budget") else "right")
     for row in rows:

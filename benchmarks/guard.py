@@ -1,6 +1,6 @@
-"""What guarded memory costs, with operators followed and by itself: `python -m benchmarks.guard [MODEL=MIB ...]`.
+"""What guarded memory costs, with operators intercepted and alone: `python -m benchmarks.guard [MODEL=MIB ...]`.
 
-The same unchanged script (`benchmarks.loop`), plain and through `port-agent exec --ram`: with operators followed,
+The same unchanged script (`benchmarks.loop`), plain and through `port-agent exec --ram`: with operators intercepted,
 without recomputation (`--no-recompute`), and with `--guard-only`, where the processor's protection alone decides.
 Seconds are medians of the steps after the first; bytes and faults are of the whole run.
 """
@@ -70,7 +70,7 @@ def measure(model: str, ram_mib: int, steps: int) -> list[Row]:
         raise SystemExit(f"{model} does not run without a budget")
     rows = [_row(model, ram_mib, "plain", plain, None)]
     ways: tuple[tuple[str, Literal["no-recompute", "guard-only"] | None], ...]
-    ways = (("followed", None), ("nothing recomputed", "no-recompute"), ("guard alone", "guard-only"))
+    ways = (("intercepted", None), ("nothing recomputed", "no-recompute"), ("guard alone", "guard-only"))
     for way, advice in ways:
         print(f"{model}, {way} ...", file=sys.stderr)
         run = run_follow(model, None, steps=steps, ram_mib=ram_mib, advice=advice)

@@ -42,7 +42,7 @@ from port_planner.problem.coarsen import coarsen
 from port_planner.search.heuristics import pack_everything
 
 ROOM = 1 << 40
-"""More memory than any machine has: nothing is packed for lack of room."""
+"""More memory than any machine has: nothing is packed for lack of memory."""
 BITTRAIN_PERCENT, BITTRAIN_PRUNED_PERCENT = 34, 56
 """Less memory, as BitTrain reports it: up to that much at the activations' own sparsity, and where
 pruning made them sparser.

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers [--agents 2] [--seconds 60] [--json]
 
-Starts one agent that is paired with nobody, and then so many that are all paired with each other, on ports of this
+Starts one agent that is paired with nobody, and then `--agents` of them, all paired with each other, on ports of this
 machine's loopback: each holds a connection to every other one. Watches resident memory, wake-ups and CPU time of
 each, as `benchmarks.daemon` does, and prints the middle one and the worst. Discovery is off:
 `benchmarks.daemon --discover` has its cost.

@@ -1,4 +1,4 @@
-"""The kernel's swap compared with following and bundles, at the same limit:
+"""The kernel's swap compared with `exec` and bundles, at the same limit:
 `python -m benchmarks.swap [MODEL=MIB ...]`.
 
 The same unchanged script (`benchmarks.loop`) in a memory cgroup of that size: with a swap file, with zram where there

@@ -1,4 +1,4 @@
-"""Whether a followed program keeps plain PyTorch's bits:
+"""Whether a program under `exec` keeps plain PyTorch's bits:
 `python -m benchmarks.zoo [--features | --operators | --programs N] [--bundles]`.
 
 Models are tiny random instances of every model type and task of transformers' auto mappings, of diffusers' models and

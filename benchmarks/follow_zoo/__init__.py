@@ -1,1 +1,1 @@
-"""Models, features and random programs that show whether a followed program keeps plain PyTorch's bits."""
+"""Models, features and random programs that show whether a program under `exec` keeps plain PyTorch's bits."""

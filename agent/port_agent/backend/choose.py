@@ -29,7 +29,7 @@ def backend_of(kind: str) -> Backend:
     """Return the backend of a kind of device; raises DeviceAbsentError if this machine has none."""
     if kind in _MADE_BY:
         return _MADE_BY[kind]()
-    from importlib.metadata import entry_points  # which followed programs need not load
+    from importlib.metadata import entry_points  # which programs under a budget need not load
 
     others = entry_points(group=BACKEND_GROUP)
     if kind not in others.names:

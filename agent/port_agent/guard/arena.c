@@ -57,7 +57,7 @@ static uintptr_t aligned(uintptr_t address, size_t bytes) { return (address + by
 
 bool arena_begin(size_t block_bytes) {
     if (begin_)
-        return true; /* blocks of an earlier beginning are still in use: theirs stays the size */
+        return true; /* blocks from an earlier beginning are still in use, so their size stays */
     guard_page = (size_t)sysconf(_SC_PAGESIZE);
     block_bytes_ = block_bytes;
     /* 39 bits of addresses on a Raspberry Pi, 47 on x86-64; fewer under RLIMIT_AS. */

@@ -249,7 +249,7 @@ class StorageTable:
         """Tables of devices whose memory has a budget, only in the host's table."""
         self._bound_device: Callable[[torch.device], None] | None = None
         self._least_bytes = smallest_bytes
-        """Smallest storage of all pools that is followed, in bytes."""
+        """Smallest storage of all pools that is tracked, in bytes."""
         self._met = 0
         self.resident_bytes = 0
         self.mapped_bytes = 0

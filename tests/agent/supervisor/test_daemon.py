@@ -481,6 +481,19 @@ async def test_a_restart_takes_up_the_running_job(tmp_path: Path) -> None:
 
 
 @go
+async def test_a_stop_ends_what_migrations_do(tmp_path: Path) -> None:
+    async def offer_forever() -> None:
+        await asyncio.Event().wait()
+
+    async with running(tmp_path) as live:
+        await live.submit(BUNDLE, movable="soonest")
+        await live.until(lambda: live.daemon._migrations is not None)
+        assert live.daemon._migrations is not None
+        offer = live.daemon._migrations._offering = asyncio.create_task(offer_forever())
+    assert offer.cancelled()
+
+
+@go
 async def test_two_daemons_on_one_state_directory(tmp_path: Path) -> None:
     async with running(tmp_path) as live:
         for runtime in (live.settings.runtime_dir, tmp_path / "other"):

@@ -2,7 +2,7 @@
 """Train tiny models with plain PyTorch and with PORT agent, and say whether the numbers are the same: `make check-arm`
 does so on an emulated Arm.
 
-`against_plain.py exec|bundle|finetune`; `against_plain.py bundle FILE` takes a bundle of the small
+`against_plain.py exec|mapped|bundle|finetune`; `against_plain.py bundle FILE` takes a bundle of the small
 job that is there already.
 """
 
@@ -36,6 +36,32 @@ print(half.float().sum().item().hex(), *(p.double().sum().item().hex() for p in 
 """
 """Convolutions, products and an optimizer, then a product in bfloat16."""
 
+MAPPED = """
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import load_file, save_file
+
+file = Path(sys.argv[1])
+if not file.exists():
+    save_file({f"{layer}": torch.randn(512, 512) / 23 for layer in range(4)}, file)
+torch.manual_seed(0)
+weights = load_file(file)
+bias = [torch.zeros(512, requires_grad=True) for _ in weights]
+optimizer = torch.optim.AdamW(bias, lr=1e-2)
+for step in range(3):
+    hidden = torch.randn(8, 512)
+    for layer, added in enumerate(bias):
+        hidden = torch.tanh(hidden @ weights[str(layer)] + added)
+    loss = hidden.square().mean()
+    loss.backward()
+    optimizer.step()
+    weights[str(step)][:16] += 1
+    print(step, loss.item().hex())
+print(*(t.double().sum().item().hex() for t in (*bias, *weights.values())))
+"""
+"""Frozen weights that are mapped from their file, of which some pages are written."""
+
 LEFT_ALONE = """
 import sys
 from pathlib import Path
@@ -68,6 +94,14 @@ def followed(folder: Path) -> tuple[object, object]:
     script = folder / "script.py"
     script.write_text(SCRIPT)
     return printed(str(script)), port_agent("exec", "--ram", RAM, "--page-dir", str(folder), "--", str(script))
+
+
+def mapped(folder: Path) -> tuple[object, object]:
+    """Return what a script over mapped weights prints alone, and with room for half of them."""
+    script, weights = folder / "script.py", str(folder / "weights.safetensors")
+    script.write_text(MAPPED)
+    alone = printed(str(script), weights)
+    return alone, port_agent("exec", "--tensors", "2M", "--page-dir", str(folder), "--", str(script), weights)
 
 
 def planned(folder: Path) -> tuple[object, object]:
@@ -110,7 +144,12 @@ def finetuned(folder: Path) -> tuple[object, object]:
     return one, other
 
 
-KINDS: dict[str, Callable[[Path], tuple[object, object]]] = {"exec": followed, "bundle": planned, "finetune": finetuned}
+KINDS: dict[str, Callable[[Path], tuple[object, object]]] = {
+    "exec": followed,
+    "mapped": mapped,
+    "bundle": planned,
+    "finetune": finetuned,
+}
 
 
 def main(kind: str, *bundle: str) -> int:

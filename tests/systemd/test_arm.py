@@ -78,6 +78,10 @@ def test_a_followed_program_has_plain_pytorchs_numbers(machine: Machine) -> None
     check(machine, f"{PYTHON} deploy/arm/against_plain.py exec", IMPORT_S)
 
 
+def test_weights_that_are_mapped_from_a_file_are_guarded(machine: Machine) -> None:
+    check(machine, f"{PYTHON} deploy/arm/against_plain.py mapped", IMPORT_S)
+
+
 def test_a_budget_is_a_memory_group(machine: Machine) -> None:
     """Rounded to pages as the kernel rounds it, a limit is believed; with pages of 4 KiB
     taken for granted it was not.

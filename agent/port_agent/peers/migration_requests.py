@@ -171,7 +171,7 @@ class MigrationAnswer(msgspec.Struct, frozen=True, kw_only=True):
     data: Annotated[bytes, msgspec.Meta(max_length=CHUNK_BYTES)] = b""
 
 
-MOVE_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, MigrationMessageError, "not a request about a job")
-MOVE_ANSWERS: "PeerCodec[MigrationAnswer]" = PeerCodec(
+MIGRATION_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, MigrationMessageError, "not a request about a job")
+MIGRATION_ANSWERS: "PeerCodec[MigrationAnswer]" = PeerCodec(
     MigrationAnswer, MigrationMessageError, "not an answer about a job"
 )

@@ -21,8 +21,8 @@ from port_agent.jobs.job import Guest, Job, JobSpec, JobState, check_spec, name_
 from port_agent.peers.decoding import REASON_LIMIT, public_reason
 from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.migration_requests import (
-    MOVE_ANSWERS,
-    MOVE_REQUESTS,
+    MIGRATION_ANSWERS,
+    MIGRATION_REQUESTS,
     Begin,
     Bring,
     Close,
@@ -85,12 +85,12 @@ class Guests:
     async def answer(self, client: PeerClient, content: bytes) -> bytes:
         """Return the answer to a request, whatever the request contains."""
         try:
-            request = MOVE_REQUESTS.decode(content)
+            request = MIGRATION_REQUESTS.decode(content)
         except MigrationMessageError as error:
             self._context.peers.audit(f"{client.name}: {error}")
-            return MOVE_ANSWERS.encode(_refused(str(error)))
+            return MIGRATION_ANSWERS.encode(_refused(str(error)))
         working = asyncio.create_task(self._respond(client, request))
-        return MOVE_ANSWERS.encode(
+        return MIGRATION_ANSWERS.encode(
             await asyncio.shield(working)
         )  # what was started is finished, even if the connection is lost
 
@@ -206,7 +206,7 @@ class Guests:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700, parents=True)
             write_atomically(folder / _OWNER, client.id.encode())
-            write_atomically(folder / _ANNOUNCED, MOVE_REQUESTS.encode(bring))
+            write_atomically(folder / _ANNOUNCED, MIGRATION_REQUESTS.encode(bring))
 
         await asyncio.to_thread(begin_anew)
         self._context.peers.audit(f"{client.name}: its job {bring.job.name} is arriving, {format_bytes(nbytes)}")
@@ -398,7 +398,7 @@ class Guests:
     def _known(self, token: str) -> Bring | None:
         """Return the announcement under a token that is not a job yet."""
         with contextlib.suppress(OSError, MigrationMessageError, msgspec.MsgspecError):
-            announced = MOVE_REQUESTS.decode((self._folder(token) / _ANNOUNCED).read_bytes())
+            announced = MIGRATION_REQUESTS.decode((self._folder(token) / _ANNOUNCED).read_bytes())
             return announced if isinstance(announced, Bring) else None
         return None
 

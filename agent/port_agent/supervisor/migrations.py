@@ -19,8 +19,8 @@ from port_agent.facts import Answer
 from port_agent.jobs.job import Away, AwayPhase, Job, JobState, Migratable, order
 from port_agent.peers.exchange.answers import NotAnsweredError, Topic
 from port_agent.peers.migration_requests import (
-    MOVE_ANSWERS,
-    MOVE_REQUESTS,
+    MIGRATION_ANSWERS,
+    MIGRATION_REQUESTS,
     Begin,
     Bring,
     Close,
@@ -97,7 +97,7 @@ class Migrations:
             if job.away is not None and job.id not in self._tended:
                 task = self._tended[job.id] = _start(self._tend(job.id))
                 task.add_done_callback(partial(self._untended, job.id))
-        if self._offering is None and now_s >= self._next_offer_s and any(map(self._may_move, context.store.all())):
+        if self._offering is None and now_s >= self._next_offer_s and any(map(self._may_migrate, context.store.all())):
             self._next_offer_s = now_s + context.seams.offer_every_s
             self._offering = _start(self._offer_all())
             self._offering.add_done_callback(self._offered)
@@ -116,7 +116,7 @@ class Migrations:
 
     # --- offering
 
-    def _may_move(self, job: Job) -> bool:
+    def _may_migrate(self, job: Job) -> bool:
         waits = job.state is JobState.QUEUED and self._context.runners.of_job(job.id) is None
         return job.spec.movable is not Migratable.NEVER and waits and job.away is None
 
@@ -132,7 +132,7 @@ class Migrations:
             asyncio.get_running_loop().call_exception_handler({"message": f"{what} failed", "exception": error})
 
     async def _offer_all(self) -> None:
-        for job in order(filter(self._may_move, self._context.store.all())):
+        for job in order(filter(self._may_migrate, self._context.store.all())):
             try:
                 await self._offer(job)
             except (PortError, OSError) as error:
@@ -167,7 +167,7 @@ class Migrations:
         welcome = await self._welcomes(job, offer)
         best = self._best(job, nbytes, welcome)
         now = context.store.get(job.id)
-        if best is None or not self._may_move(now):
+        if best is None or not self._may_migrate(now):
             return
         device, name = best
         away = Away(device, name, offer.token, AwayPhase.SENDING)
@@ -500,11 +500,11 @@ class Migrations:
 
     async def _ask(self, device: str, request: Request) -> MigrationAnswer:
         """Return a device's answer; raises NotAnsweredError, PairedDeviceError, MigrationMessageError."""
-        content = MOVE_REQUESTS.encode(request)
+        content = MIGRATION_REQUESTS.encode(request)
         name = hashlib.sha256(content).hexdigest()
-        _, answer = await self._context.peers.fleet.ask(device, Topic.MOVE, name, content)
+        _, answer = await self._context.peers.fleet.ask(device, Topic.MIGRATE, name, content)
         try:
-            return MOVE_ANSWERS.decode(answer)
+            return MIGRATION_ANSWERS.decode(answer)
         except MigrationMessageError as error:
             self._context.peers.fleet.cut(device, str(error))
             raise

@@ -44,7 +44,7 @@ class Contents(dict[str, bytes]):
     async def federate(self, client: PeerClient, request: bytes) -> bytes:
         return client.name.encode() + request
 
-    async def move(self, client: PeerClient, request: bytes) -> bytes:
+    async def migrate(self, client: PeerClient, request: bytes) -> bytes:
         return client.id.encode() + request
 
     async def introduce(self, client: PeerClient) -> bytes:

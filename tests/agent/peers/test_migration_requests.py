@@ -7,8 +7,8 @@ import pytest
 from port_agent.peers.connection.messages import ANSWER_LIMIT_BYTES, QUESTION_LIMIT_BYTES
 from port_agent.peers.migration_requests import (
     MAX_FILES,
-    MOVE_ANSWERS,
-    MOVE_REQUESTS,
+    MIGRATION_ANSWERS,
+    MIGRATION_REQUESTS,
     Begin,
     Bring,
     Close,
@@ -46,12 +46,12 @@ ANSWERS = [
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda one: type(one).__name__)
 def test_requests_come_back_as_they_were(request_: AnyRequest) -> None:
-    assert MOVE_REQUESTS.decode(MOVE_REQUESTS.encode(request_)) == request_
+    assert MIGRATION_REQUESTS.decode(MIGRATION_REQUESTS.encode(request_)) == request_
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda one: one.state.value)
 def test_answers_come_back_as_they_were(answer: MigrationAnswer) -> None:
-    assert MOVE_ANSWERS.decode(MOVE_ANSWERS.encode(answer)) == answer
+    assert MIGRATION_ANSWERS.decode(MIGRATION_ANSWERS.encode(answer)) == answer
 
 
 @pytest.mark.parametrize(
@@ -59,40 +59,43 @@ def test_answers_come_back_as_they_were(answer: MigrationAnswer) -> None:
 )
 def test_no_path_leads_out_of_the_job_s_directory(path: str) -> None:
     with pytest.raises(MigrationMessageError):
-        MOVE_REQUESTS.decode(MOVE_REQUESTS.encode(Fetch(token=TOKEN, path=path, offset=0)))
+        MIGRATION_REQUESTS.decode(MIGRATION_REQUESTS.encode(Fetch(token=TOKEN, path=path, offset=0)))
     with pytest.raises(MigrationMessageError):
-        MOVE_ANSWERS.decode(
-            MOVE_ANSWERS.encode(MigrationAnswer(state=MigrationState.DONE, files=(MigratedFile(path, 1, HASH),)))
+        MIGRATION_ANSWERS.decode(
+            MIGRATION_ANSWERS.encode(MigrationAnswer(state=MigrationState.DONE, files=(MigratedFile(path, 1, HASH),)))
         )
 
 
 def test_the_longest_of_each_fits_into_a_question_and_an_answer() -> None:
     files = tuple(MigratedFile("data/" + "x" * 250, 1 << 40, HASH) for _ in range(MAX_FILES))
     assert (
-        len(MOVE_REQUESTS.encode(Bring(token=TOKEN, job=MigratedJob(name="x" * 63), files=files)))
+        len(MIGRATION_REQUESTS.encode(Bring(token=TOKEN, job=MigratedJob(name="x" * 63), files=files)))
         <= QUESTION_LIMIT_BYTES
     )
-    assert len(MOVE_ANSWERS.encode(MigrationAnswer(state=MigrationState.STOPPED, files=files))) <= ANSWER_LIMIT_BYTES
     assert (
-        len(MOVE_REQUESTS.encode(Part(token=TOKEN, file=0, offset=0, data=bytes(CHUNK_BYTES)))) <= QUESTION_LIMIT_BYTES
+        len(MIGRATION_ANSWERS.encode(MigrationAnswer(state=MigrationState.STOPPED, files=files))) <= ANSWER_LIMIT_BYTES
+    )
+    assert (
+        len(MIGRATION_REQUESTS.encode(Part(token=TOKEN, file=0, offset=0, data=bytes(CHUNK_BYTES))))
+        <= QUESTION_LIMIT_BYTES
     )
     with pytest.raises(MigrationMessageError):
-        MOVE_REQUESTS.decode(
-            MOVE_REQUESTS.encode(Bring(token=TOKEN, job=MigratedJob(name="x"), files=(*files, files[0])))
+        MIGRATION_REQUESTS.decode(
+            MIGRATION_REQUESTS.encode(Bring(token=TOKEN, job=MigratedJob(name="x"), files=(*files, files[0])))
         )
 
 
 @pytest.mark.slow
 def test_fuzzed_bytes_are_read_or_refused() -> None:
     draw = random.Random(5)
-    sound = [*map(MOVE_REQUESTS.encode, REQUESTS), *map(MOVE_ANSWERS.encode, ANSWERS)]
+    sound = [*map(MIGRATION_REQUESTS.encode, REQUESTS), *map(MIGRATION_ANSWERS.encode, ANSWERS)]
     refused = 0
     for _ in range(20_000):
         content = bytearray(draw.choice(sound))
         for _ in range(draw.randint(1, 4)):
             content[draw.randrange(len(content))] = draw.randrange(256)
         cut = bytes(content[: draw.randint(0, len(content))]) if draw.random() < 0.3 else bytes(content)
-        for decode in (MOVE_REQUESTS.decode, MOVE_ANSWERS.decode):
+        for decode in (MIGRATION_REQUESTS.decode, MIGRATION_ANSWERS.decode):
             try:
                 decode(cut)
             except MigrationMessageError:

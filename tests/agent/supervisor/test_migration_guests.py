@@ -15,8 +15,8 @@ import pytest
 from port_agent.jobs.job import Job, JobState
 from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.migration_requests import (
-    MOVE_ANSWERS,
-    MOVE_REQUESTS,
+    MIGRATION_ANSWERS,
+    MIGRATION_REQUESTS,
     Begin,
     Bring,
     Close,
@@ -69,7 +69,7 @@ class Home:
     async def ask(
         self, request: Offer | Bring | Part | Begin | Look | Stop | Fetch | Close, client: PeerClient = ATTIC
     ) -> MigrationAnswer:
-        return MOVE_ANSWERS.decode(await self.guests.answer(client, MOVE_REQUESTS.encode(request)))
+        return MIGRATION_ANSWERS.decode(await self.guests.answer(client, MIGRATION_REQUESTS.encode(request)))
 
     async def deliver(self) -> MigrationAnswer:
         """Bring all files; returns the last answer."""
@@ -237,8 +237,10 @@ def test_a_bundle_that_is_none_is_refused_before_it_is_a_job(tmp_path: Path) -> 
 def test_any_bytes_are_answered(tmp_path: Path) -> None:
     async def work() -> None:
         async with home(tmp_path) as here:
-            for content in (b"", b"\xff" * 100, MOVE_ANSWERS.encode(MigrationAnswer(state=MigrationState.DONE))):
-                assert MOVE_ANSWERS.decode(await here.guests.answer(ATTIC, content)).state is MigrationState.REFUSED
+            for content in (b"", b"\xff" * 100, MIGRATION_ANSWERS.encode(MigrationAnswer(state=MigrationState.DONE))):
+                assert (
+                    MIGRATION_ANSWERS.decode(await here.guests.answer(ATTIC, content)).state is MigrationState.REFUSED
+                )
 
     run(work())
 

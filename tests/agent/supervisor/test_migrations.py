@@ -18,7 +18,7 @@ from port_agent.peers.migration_requests import MigrationAnswer, MigrationState
 from port_agent.supervisor.migrations import Migrations
 from tests.agent.federate.jobs import gestures_bundle
 from tests.agent.live_daemon import BUNDLE, ROOT, go
-from tests.agent.supervisor.moving.agents import TAKES, Mover, TorchMover, at_home, offer_all, settled, two_movers
+from tests.agent.supervisor.migration.agents import TAKES, Mover, TorchMover, at_home, offer_all, settled, two_movers
 from tests.agent.supervisor.parts import parts
 from tests.waiting import until, wait_until_drawn_moment
 

@@ -31,7 +31,7 @@ class Topic(StrEnum):
     """A plan that must still be made, for the problem sent with the question."""
     FEDERATE = "federate"
     """The federation request sent with the question (`port_agent.peers.federation_requests`)."""
-    MOVE = "move"
+    MIGRATE = "move"
     """A migration request about a job that moves (`port_agent.peers.migration_requests`)."""
     INTRODUCE = "introduce"
     """The other devices that chose the asked device as introducer (`port_agent.peers.introductions`)."""
@@ -75,7 +75,7 @@ class PeerServer(Protocol):
     async def federate(self, client: PeerClient, request: bytes) -> bytes:
         """Return this device's answer to a request of the device `client`, which leads a federation."""
 
-    async def move(self, client: PeerClient, request: bytes) -> bytes:
+    async def migrate(self, client: PeerClient, request: bytes) -> bytes:
         """Return this device's answer to a request of the device `client` about a job."""
 
     async def introduce(self, client: PeerClient) -> bytes:

@@ -245,8 +245,8 @@ class Exchange:
             await self._wait(received, ANSWER_S)
         if topic is Topic.FEDERATE:
             return await self._server.federate(self._client, bytes(received.data))
-        if topic is Topic.MOVE:
-            return await self._server.move(self._client, bytes(received.data))
+        if topic is Topic.MIGRATE:
+            return await self._server.migrate(self._client, bytes(received.data))
         return await self._server.solve(self._client.name, bytes(received.data), question.seconds)
 
 

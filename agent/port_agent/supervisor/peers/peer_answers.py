@@ -41,14 +41,14 @@ class PeerAnswers:
         objection: Callable[[], str],
         audit: Callable[[str], None],
         federate: Callable[[PeerClient, bytes], Awaitable[bytes]],
-        move: Callable[[PeerClient, bytes], Awaitable[bytes]],
+        migrate: Callable[[PeerClient, bytes], Awaitable[bytes]],
         introduce: Callable[[PeerClient], bytes],
     ) -> None:
-        """`federate` answers the leader of a federation; `move` the owner of a job; `introduce` devices that chose this
+        """`federate` answers the leader of a federation; `migrate` the owner of a job; `introduce` devices that chose this
         introducer.
         """
         self._state_dir, self._objection, self._audit = state_dir, objection, audit
-        self._federate, self._move, self._introduce = federate, move, introduce
+        self._federate, self._migrate, self._introduce = federate, migrate, introduce
         self._solving_for = ""
         self.options = AgentOptions()
 
@@ -75,9 +75,9 @@ class PeerAnswers:
         """Return this device's answer to a request of the device `client`, which leads a federation."""
         return await self._federate(client, request)
 
-    async def move(self, client: PeerClient, request: bytes) -> bytes:
+    async def migrate(self, client: PeerClient, request: bytes) -> bytes:
         """Return this device's answer to a request of the device `client` about a job."""
-        return await self._move(client, request)
+        return await self._migrate(client, request)
 
     async def introduce(self, client: PeerClient) -> bytes:
         """Return the devices that this device introduces to the device `client`; raises NotAnsweredError."""

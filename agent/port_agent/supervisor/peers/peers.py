@@ -46,17 +46,17 @@ class Peers:
         heartbeat: Callable[[str], Heartbeat],
         objection: Callable[[], str],
         training: FederatedContext,
-        move: Callable[[PeerClient, bytes], Awaitable[bytes]],
+        migrate: Callable[[PeerClient, bytes], Awaitable[bytes]],
     ) -> None:
         """`objection` returns why nothing is solved for others now, or "".
 
-        `training` is for federations; `move` answers owners of jobs that came here.
+        `training` is for federations; `migrate` answers owners of jobs that came here.
         """
         self._state_dir, self._clock, self._store = state_dir, clock, store
         self._options = AgentOptions()
         self._name, self._own_id = "", ""
         self.discovery = PeerDiscovery(state_dir, health, clock)
-        self.answers = PeerAnswers(state_dir, objection, self.audit, self._federate, move, self._introduce)
+        self.answers = PeerAnswers(state_dir, objection, self.audit, self._federate, migrate, self._introduce)
         self._training, self._heartbeat = training, heartbeat
         self._federated: tuple[FederatedJobs, Federations] | None = None
         self.fleet = FleetKeeper(

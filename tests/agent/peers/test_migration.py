@@ -15,7 +15,7 @@ from port_agent.jobs.job import JobState
 from tests.agent.federate.agents import pair_all, running
 from tests.agent.live_daemon import BUNDLE
 from tests.agent.peers.bridge import Host, Network, network
-from tests.agent.supervisor.moving.agents import TAKES, Mover, at_home, settled
+from tests.agent.supervisor.migration.agents import TAKES, Mover, at_home, settled
 from tests.waiting import until, wait_until_drawn_moment
 
 LONG = {**BUNDLE, "steps": 6000}

@@ -44,8 +44,8 @@ class PeerAnswers:
         migrate: Callable[[PeerClient, bytes], Awaitable[bytes]],
         introduce: Callable[[PeerClient], bytes],
     ) -> None:
-        """`federate` answers the leader of a federation; `migrate` the owner of a job; `introduce` devices that chose this
-        introducer.
+        """`federate` answers the leader of a federation; `migrate` the owner of a job; `introduce` devices
+        that chose this introducer.
         """
         self._state_dir, self._objection, self._audit = state_dir, objection, audit
         self._federate, self._migrate, self._introduce = federate, migrate, introduce

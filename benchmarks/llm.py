@@ -124,7 +124,7 @@ def main() -> int:
         print(json.dumps([asdict(row) for row in rows]))
     else:
         _print(rows, arguments)
-    return 0 if all(row.equal for row in rows) else 1
+    return 0 if all(row.losses and row.equal is not False for row in rows) else 1
 
 
 def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]:
@@ -157,8 +157,11 @@ def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]
             way = f"{weights}, finetune" if order is None else f"{weights}, by {order}"
             ordered = dataclasses.replace(options, accumulate_by=order)
             alike.append(_within(Row(case, way, mib), ordered, folder, arguments))
-        reference = next((row.losses for row in alike if row.losses), None)
-        rows += [dataclasses.replace(row, equal=row.losses == reference if row.losses else None) for row in alike]
+        trained = [row.losses for row in alike if row.losses]
+        rows += [
+            dataclasses.replace(row, equal=row.losses == trained[0] if row.losses and len(trained) > 1 else None)
+            for row in alike
+        ]
     return rows
 
 
@@ -257,6 +260,7 @@ def _write_model(folder: Path, shape: dict[str, Any]) -> None:
 def _print(rows: list[Row], arguments: argparse.Namespace) -> None:
     console = Console(width=None if sys.stdout.isatty() else 130)
     plain: dict[str, Row] = {}
+    """The first row of each model, which is not plain with `--no-plain`."""
     what = "all weights, AdamW" if arguments.full else f"LoRA r={RANK}"
     title = (
         f"{what}, {arguments.accumulate} x {TOKENS} tokens an update: peak of the whole process, seconds of an update"
@@ -270,7 +274,7 @@ def _print(rows: list[Row], arguments: argparse.Namespace) -> None:
         table.add_column(column, justify="left" if number < 2 else "right")
     for row in rows:
         plain.setdefault(row.model, row)
-        reference = plain[row.model].seconds
+        reference = None if arguments.no_plain else plain[row.model].seconds
         table.add_row(
             row.model,
             row.way,
@@ -282,7 +286,7 @@ def _print(rows: list[Row], arguments: argparse.Namespace) -> None:
             _shown(row.read_mib, ".0f"),
             _shown(row.written_mib, ".0f"),
             _shown(row.mapped_mib, ".0f"),
-            "" if row.equal is None else "yes" if row.equal else "NO",
+            "not compared" if row.equal is None else "yes" if row.equal else "NO",
         )
     console.print(table)
     for model in plain:

@@ -16,14 +16,14 @@ from types import SimpleNamespace
 import msgspec
 from port_agent.finetuning.inputs.options import FinetuneOptions
 from pathlib import Path
-from port_agent.finetuning.text import process
+from port_agent.finetuning.text import tokenizer_process
 from port_agent.finetuning.text.sequence_file import SequenceFile
 options = FinetuneOptions(sys.argv[1], (sys.argv[2],), "", sequence_tokens=32)
 out = io.BytesIO()
 sys.argv[1:] = [msgspec.json.encode(options).decode(), "tokenized"]
 file = SequenceFile.beside(Path(sys.argv[0]))
 sys.stdin, sys.stdout = SimpleNamespace(buffer=io.BytesIO(pickle.dumps((file,)))), SimpleNamespace(buffer=out)
-process.main()
+tokenizer_process.main()
 sys.stdout = sys.__stdout__
 assert pickle.loads(out.getvalue()).split.train
 sys.exit("torch" in sys.modules or "peft" in sys.modules)

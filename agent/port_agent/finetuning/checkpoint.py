@@ -13,6 +13,7 @@ import torch
 from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.curve import Curve, CurvePoint
 from port_agent.finetuning.evaluation import HeldOutLosses
+from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS
 from port_agent.finetuning.inputs.options import Compute, FinetuneError, FinetuneOptions
 from port_agent.finetuning.inputs.run_date import forget_run, keep_for_resuming, state_folder
 from port_agent.system.atomic_file import atomic_stream
@@ -47,7 +48,12 @@ class Checkpoint:
     """
 
     def __init__(
-        self, options: FinetuneOptions, sequences: Sequence[Any], base: BaseRecord, round: str | None = None
+        self,
+        options: FinetuneOptions,
+        sequences: Sequence[Any],
+        base: BaseRecord,
+        round: str | None = None,
+        held_out: Sequence[Any] = (),
     ) -> None:
         self._base, self._round = base, round
         self._compute = options.compute or Compute.STORED
@@ -66,12 +72,16 @@ class Checkpoint:
             del settings["compute"]  # older checkpoints lack this one, too
         encoded = msgspec.json.encode(settings)
         made_of = hashlib.sha256(encoded)
-        for sequence in sequences:
-            made_of.update(repr(sequence).encode())
+        _add_sequences(made_of, sequences)
         made_of.update((round or "").encode())
         self._id = made_of.hexdigest()
         self._best = self.path.with_suffix(_BEST_SUFFIX)
-        self.losses = HeldOutLosses(self.path.with_suffix(_LOSSES_SUFFIX), self._id)
+        evaluated = hashlib.sha256()
+        _add_sequences(evaluated, held_out)
+        self._held_out = evaluated.hexdigest()
+        begun = {} if options.begin_from is None else _adapter_fingerprint(Path(options.begin_from))
+        evaluated.update(msgspec.json.encode((self._id, base.files, begun), order="deterministic"))
+        self.losses = HeldOutLosses(self.path.with_suffix(_LOSSES_SUFFIX), evaluated.hexdigest())
         """Losses of held-out texts that an interrupted evaluation has computed."""
 
     def write(
@@ -92,6 +102,7 @@ class Checkpoint:
                 {
                     "id": self._id,
                     "files": self._base.files,
+                    "held_out": self._held_out,
                     "updates": progress.updates,
                     "loss_before": progress.loss_before,
                     "losses": progress.curve.losses,
@@ -123,6 +134,11 @@ class Checkpoint:
         if found["id"] != self._id:
             raise FinetuneError(
                 f"{self.path} belongs to other settings or other data; give another --out, or remove it to start again"
+            )
+        if found.get("held_out", self._held_out) != self._held_out:  # absent if an older agent wrote it
+            raise FinetuneError(
+                f"{self.path} belongs to other held-out text, whose losses cannot be compared with those of this one; "
+                "restore it, give another --out, or remove the checkpoint to start again"
             )
         files = found.get("files")  # absent if an older agent wrote it
         if files is not None and files != self._base.files:
@@ -161,6 +177,17 @@ class Checkpoint:
         forget_run(self._out)
         if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()
+
+
+def _add_sequences(digest: "hashlib._Hash", sequences: Sequence[Any]) -> None:
+    for sequence in sequences:
+        digest.update(repr(sequence).encode())
+
+
+def _adapter_fingerprint(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of an adapter's file by its name; empty if it cannot be read, which is reported when it is needed."""
+    path = folder / ADAPTER_WEIGHTS
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()} if path.is_file() else {}
 
 
 def _copy(kept: Sequence[torch.Tensor], trained: Sequence[torch.Tensor]) -> None:

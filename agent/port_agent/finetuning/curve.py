@@ -33,6 +33,12 @@ class Curve:
         """The evaluation with the lowest loss, the first of several equal ones; None if there is none."""
         return min(self.evaluations, key=lambda one: (one.loss, one.updates), default=None)
 
+    @property
+    def best_trained(self) -> CurvePoint | None:
+        """The best evaluation after at least one update; None if there is none."""
+        trained = (one for one in self.evaluations if one.updates)
+        return min(trained, key=lambda one: (one.loss, one.updates), default=None)
+
     def at(self, updates: int) -> CurvePoint | None:
         """Return the evaluation after this number of updates."""
         return next((one for one in self.evaluations if one.updates == updates), None)

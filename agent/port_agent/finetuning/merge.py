@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from port_agent.finetuning.base_record import BaseRecord
-from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, odd_settings
 from port_agent.finetuning.inputs.model_files import (
     INDEX,
     WEIGHTS,
@@ -41,17 +41,6 @@ from port_planner.ir.bundle.safetensors_io import TensorEntry
 
 _BEFORE_NAME = "base_model.model."
 _A, _B, _MAGNITUDES = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
-
-_KNOWN_SETTINGS = frozenset(
-    (
-        "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern",
-        "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "r", "revision",
-        "target_modules", "task_type", "use_dora", "use_rslora",
-    )
-)  # fmt: skip
-"""Settings of an adapter that do not affect merging, or are taken into account."""
-_WANTED_SETTINGS = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True}
-"""Required values of some settings; all others named in neither set must be off, as in adapters of `finetune`."""
 
 _COPY_BYTES = 1 << 20
 
@@ -151,7 +140,7 @@ def _read_adapter(folder: Path, *, base_known: bool) -> _Adapter:
     path, weights = folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS
     try:
         settings = json.loads(path.read_bytes())
-        odd = {name: value for name, value in settings.items() if _is_odd(name, value)}
+        odd = odd_settings(settings)
         scaling = settings["lora_alpha"] / (math.sqrt(settings["r"]) if settings.get("use_rslora") else settings["r"])
         base, dora = str(settings["base_model_name_or_path"]), bool(settings.get("use_dora"))
     except FileNotFoundError as error:
@@ -181,11 +170,6 @@ def _read_adapter(folder: Path, *, base_known: bool) -> _Adapter:
         what = f"has {shown(min(unpaired))}, which" if unpaired else "has nothing that"
         raise FinetuneError(f"{weights} {what} does not belong to an adapter's two matrices; merge it with peft")
     return _Adapter(weights, modules, scaling, dora, base)
-
-
-def _is_odd(name: str, value: object) -> bool:
-    wanted = _WANTED_SETTINGS.get(name)
-    return value != wanted if wanted is not None else bool(value) and name not in _KNOWN_SETTINGS
 
 
 def _changes(

@@ -35,6 +35,7 @@ from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions,
 from port_agent.finetuning.inputs.schedule import rate_share
 from port_agent.finetuning.model_card import CLIP_NORM, MODEL_CARD, TrainedOn, model_card
 from port_agent.finetuning.result import check_result_place, forget_writing, may_replace, note_writing, only_run
+from port_agent.finetuning.rotations import check_rotations
 from port_agent.finetuning.steering import CHECKPOINT_S, Steering, TrainingExit
 from port_agent.finetuning.text.sequence_file import IGNORED, TokenSequence
 from port_agent.finetuning.text.sequences import BUCKET_TOKENS, masked
@@ -132,6 +133,7 @@ def _finetune(
 
     def check(model: Any) -> None:
         check_takes(model, max(longest, split.lengths.longest_source), largest)
+        check_rotations(model, longest, alone=options.sequences_at_once == 1 and not options.borders)
         if options.base is not None:
             budget.check_least(
                 LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast),
@@ -295,7 +297,9 @@ class _Finetuning:
             self.optimizer, lambda u: rate_share(options.schedule, u, self.updates, options.warm_up)
         )
         self.parts = {"optimizer": self.optimizer, "schedule": self.schedule}
-        self.checkpoint = Checkpoint(options, split.train, base, None if given is None else given.name)
+        self.checkpoint = Checkpoint(
+            options, split.train, base, None if given is None else given.name, held_out=split.held_out
+        )
         self._orders: dict[int, array[int]] = {}
         """Orders of the sequences by epoch; only the last requested one is kept."""
         self.done = 0
@@ -422,7 +426,7 @@ class _Finetuning:
             return
         self.curve.evaluations.append(CurvePoint(self.done, loss))
         self._tell("held-out loss", loss)
-        best = self.curve.best
+        best = self.curve.best_trained
         better = best is not None and best.updates == self.done
         if better and self.options.evaluate_every is not None:
             with self._writing():
@@ -440,13 +444,13 @@ class _Finetuning:
         if self.options.evaluate_every is None or self.given is not None:
             return self.held_out_loss(), None
         self._evaluate()
-        best = self.curve.best
+        best = self.curve.best_trained
         if best is None:
             return None, None
-        if best.updates == 0 and self.done:
+        if self.curve.best != best:
             self._note("the held-out loss was never lower than before the first update; lower --lr, or give more data")
-        if best.updates in (0, self.done):
-            return self.curve.evaluations[-1].loss, None
+        if best.updates == self.done:
+            return best.loss, None
         self.checkpoint.restore_best(best.updates, self.trained)
         return best.loss, best.updates
 

@@ -93,3 +93,25 @@ def test_no_flipped_bit_goes_unseen(encoded: FinetuneOptions) -> None:
             continue
         assert progress == FinetuneProgress(3, 2.5) and torch.equal(weight, torch.ones(9)), place
     assert refused > len(content) // 12
+
+
+def test_it_is_refused_with_other_held_out_text_and_losses_of_other_weights_are_not_taken(
+    encoded: FinetuneOptions, tmp_path: Path
+) -> None:
+    kept = Checkpoint(encoded, [1], BASE, held_out=[2])
+    kept.write(FinetuneProgress(1, 2.5), [], {}, torch.get_rng_state())
+    assert Checkpoint(encoded, [1], BASE, held_out=[2]).read([], {}) == FinetuneProgress(1, 2.5)
+    with pytest.raises(FinetuneError, match="belongs to other held-out text"):
+        Checkpoint(encoded, [1], BASE, held_out=[3]).read([], {})
+    kept.losses.write(0, [2.5])
+    assert Checkpoint(encoded, [1], BASE, held_out=[2]).losses.read(0) == [2.5]
+    other_base = BaseRecord("model", None, {"model.safetensors": "other"})
+    for other in (Checkpoint(encoded, [1], BASE, held_out=[3]), Checkpoint(encoded, [1], other_base, held_out=[2])):
+        assert other.losses.read(0) == []
+    adapter = tmp_path / "earlier" / "adapter_model.safetensors"
+    adapter.parent.mkdir()
+    further = replace(encoded, begin_from=str(adapter.parent))
+    adapter.write_bytes(b"one")
+    Checkpoint(further, [1], BASE).losses.write(0, [2.5])
+    adapter.write_bytes(b"another")
+    assert Checkpoint(further, [1], BASE).losses.read(0) == []

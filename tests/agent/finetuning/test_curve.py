@@ -9,6 +9,8 @@ def curve(*losses: float) -> Curve:
 
 def test_the_best_is_the_first_of_the_lowest() -> None:
     assert Curve().best is None and curve(3.0, 1.0, 1.0, 2.0).best == CurvePoint(2, 1.0)
+    assert curve(1.0, 3.0, 2.0).best == CurvePoint(0, 1.0) and curve(1.0, 3.0, 2.0).best_trained == CurvePoint(4, 2.0)
+    assert curve(3.0).best_trained is None
     assert curve(3.0, 1.0).at(2) == CurvePoint(2, 1.0) and curve(3.0).at(1) is None
 
 

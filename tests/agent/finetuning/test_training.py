@@ -112,6 +112,12 @@ def test_the_best_weights_are_the_result_and_training_ends_where_they_get_no_bet
     lines = (tmp_path / "best" / CURVE).read_text().splitlines()
     assert lines[:2] == ["updates,loss,held_out_loss", "0,,3.0"] and lines[3].endswith(",1.5") and len(lines) == 6
 
+    losses[0] = 1.0  # never reached again: the result has the best of the trained weights
+    worse, notes = run(replace(best, overwrite=True))
+    assert (worse.best_updates, worse.loss_after) == (2, 1.5) and "never lower than before" in notes[-1]
+    assert files(tmp_path / "best")[name] == files(tmp_path / "two")[name]
+    losses[0] = 3.0
+
     left, _ = run(cut, lambda update: os.kill(os.getpid(), signal.SIGTERM) if update.done == 3 else None)
     assert left.left and run(cut)[0] == replace(outcome, out=cut.out)
     assert files(tmp_path / "cut")[name] == files(tmp_path / "best")[name]

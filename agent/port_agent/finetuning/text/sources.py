@@ -7,6 +7,7 @@ Entries come one at a time: a file may be larger than memory.
 import codecs
 import csv
 import enum
+import functools
 import gzip
 import io
 import json
@@ -102,9 +103,9 @@ def source_kind(path: Path) -> SourceKind:
     begin = next(text_parts(path, lambda stream: iter((stream.read(_BEGIN_CHARACTERS),))))
     if "\0" in begin:
         raise FinetuneError(f"{path} is not text: it has bytes of 0; give UTF-8 text, JSON lines, CSV or Parquet")
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    suffix = _suffix(path)
     first = begin.lstrip().partition("\n")[0]
-    delimiter = _delimiter(first)
+    delimiter = _delimiter(first, _delimiters(suffix))
     if suffix in _TABLE_SUFFIXES or _is_header(first, delimiter):
         if not delimiter:
             raise FinetuneError(
@@ -133,7 +134,8 @@ def entries(path: Path, kind: SourceKind) -> Iterator[tuple[str, object]]:
     elif kind is SourceKind.OBJECTS:
         yield from ((f"entry {number}", entry) for number, entry in enumerate(text_parts(path, _objects), 1))
     elif kind is SourceKind.TABLE:
-        rows = text_parts(path, _rows, newline="")  # a cell may hold a line end of its own
+        read = functools.partial(_rows, delimiters=_delimiters(_suffix(path)))
+        rows = text_parts(path, read, newline="")  # a cell may hold a line end of its own
         yield from ((f"row {number}", entry) for number, entry in enumerate(rows, 1))
     elif kind is SourceKind.PARQUET:
         yield from ((f"row {number}", entry) for number, entry in enumerate(_parquet_rows(path), 1))
@@ -251,9 +253,19 @@ def _begins_with_objects(begin: str, *, shaped: bool = False, whole: bool = Fals
     return True
 
 
-def _delimiter(line: str) -> str | None:
+def _suffix(path: Path) -> str:
+    """Return the end of a file's name, without that of its compression."""
+    return Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+
+
+def _delimiters(suffix: str) -> str:
+    """Return the delimiters that a table may have. A line with one column does not show its own."""
+    return "\t" if suffix == _TABLE_SUFFIXES[1] else _DELIMITERS
+
+
+def _delimiter(line: str, delimiters: str) -> str | None:
     """Return the delimiter between the columns of a line; None if the columns do not form a known shape."""
-    for delimiter in _DELIMITERS:
+    for delimiter in delimiters:
         names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
         if any({*columns} <= {*names} for columns in COLUMNS) and all(
             name and len(name) <= _MAX_SHOWN for name in names
@@ -328,11 +340,12 @@ def _objects(stream: IO[str]) -> Iterator[object]:
             yield error
 
 
-def _rows(stream: IO[str]) -> Iterator[object]:
+def _rows(stream: IO[str], delimiters: str) -> Iterator[object]:
     csv.field_size_limit(1 << 30)
     first = stream.readline()
-    delimiter = _delimiter(first.strip()) or ","
+    delimiter = _delimiter(first.strip(), delimiters) or delimiters[0]
     names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter))]
+    twice = next((name for name in names if names.count(name) > 1), None)
     rows = csv.reader(stream, delimiter=delimiter, strict=True)
     while True:
         try:
@@ -348,6 +361,8 @@ def _rows(stream: IO[str]) -> Iterator[object]:
             continue
         if len(cells) != len(names):
             yield ValueError(f"{len(cells)} cells for {len(names)} columns")
+        elif twice is not None:
+            yield ValueError(f"the column {twice!r} twice in one table")
         elif [cell.strip() for cell in cells] == names:
             yield ValueError("the column names again, as in concatenated tables")
         else:

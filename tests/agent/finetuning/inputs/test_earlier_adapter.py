@@ -38,3 +38,18 @@ def test_what_is_no_adapter_is_named(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": "x"}')
     with pytest.raises(FinetuneError, match="does not describe an adapter"):
         adapter_settings(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"alpha_pattern": {"q_proj": 64}}, {"alora_invocation_tokens": [5]}, {"init_lora_weights": "pissa"}]
+)
+def test_what_would_change_its_result_unseen_is_refused_by_name(changed: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({**CONFIG, **changed}))
+    with pytest.raises(FinetuneError, match=f"asks for {next(iter(changed))} = .* use it with peft"):
+        adapter_settings(tmp_path)
+
+
+def test_what_its_weights_express_is_taken(tmp_path: Path) -> None:
+    ours = {**CONFIG, "init_lora_weights": "gaussian", "modules_to_save": ["classifier"], "alpha_pattern": {}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(ours))
+    assert adapter_settings(tmp_path).rank == 8

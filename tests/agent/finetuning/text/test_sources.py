@@ -167,3 +167,14 @@ def test_hidden_files_of_a_directory_are_none(tmp_path: Path) -> None:
     for name in (".git/x", "b", "a"):
         (tmp_path / name).write_text("x")
     assert files_of(tmp_path) == [tmp_path / "a", tmp_path / "b"]
+
+
+def test_the_columns_of_a_table_with_tabs_are_divided_by_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('text\nfirst, and second\n"a\tb"\n')
+    assert read(tmp_path / "a.tsv") == [{"text": "first, and second"}, {"text": "a\tb"}]
+
+
+def test_a_table_that_names_a_column_twice_has_no_valid_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,text\na,b\n")
+    (error,) = read(tmp_path / "a.csv")
+    assert str(error) == "the column 'text' twice in one table"

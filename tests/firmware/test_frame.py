@@ -13,6 +13,8 @@ from port_agent.mcu.board.board_errors import FramingError
 from port_agent.mcu.protocol.framing import decode_frame, encode_frame
 from port_planner.base.errors import PortError
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 PROTOCOL = ROOT / "firmware" / "protocol"
 FRAMES = sorted((ROOT / "tests" / "golden" / "mcu").glob("*.hex"))
@@ -90,7 +92,6 @@ def golden(path: Path) -> bytes:
     return bytes.fromhex(path.read_text().split("#")[0])
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("path", FRAMES, ids=lambda path: path.stem)
 def test_golden_frames(path: Path, frames: Frames) -> None:
     wire = golden(path)

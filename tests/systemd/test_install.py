@@ -33,6 +33,7 @@ def refused(directory: Path, *words: str, **commands: str) -> str:
     return ran.stderr
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
 @pytest.mark.parametrize(
     ("words", "commands", "said"),

@@ -18,6 +18,7 @@ def test_a_module_is_absent_in_the_block_alone() -> None:
     assert "this" not in sys.modules
 
 
+@pytest.mark.process
 def test_the_agents_command_leaves_nothing_loaded_that_only_the_command_line_needs(tmp_path: Path) -> None:
     unused = ("_bz2", "_lzma", "random", "tempfile", "typing_extensions")
     program = (

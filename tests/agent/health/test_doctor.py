@@ -70,6 +70,7 @@ def options(tmp_path: Path) -> AgentOptions:
     return replace(AgentOptions(), sysfs_root=tmp_path / "sys", proc_root=proc, dev_root=tmp_path / "dev")
 
 
+@pytest.mark.process
 def test_what_nothing_tells_has_no_tick(tmp_path: Path, options: AgentOptions) -> None:
     ticked = [check for check in findings(tmp_path, options).values() if check.verdict is Verdict.GOOD]
     assert not [check for check in ticked if check.finding.startswith("unknown")]

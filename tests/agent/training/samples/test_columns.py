@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from port_agent.training.samples.columns import ArrivedColumns
 from port_planner.ir.bundle.safetensors_io import Member
@@ -27,6 +28,7 @@ def test_their_digest_is_of_the_rows_and_not_of_the_files(tmp_path: Path) -> Non
     assert columns(tmp_path / "c", (x, y[::-1])).digest() != whole.digest()
 
 
+@pytest.mark.process
 def test_no_torch_is_loaded() -> None:
     program = "import sys, port_agent.training.samples.columns; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -253,7 +253,7 @@ def _known_ahead(
     try:
         return ahead(max(updates, epoch), spelled(job.optimizer, schedule))
     except CaptureError as unknown:
-        raise CaptureError(f"{error}. Whether it decides nothing in later steps is not known: {unknown}") from unknown
+        raise CaptureError(f"{error}. All its steps, followed without contents: {unknown}") from unknown
 
 
 def _record_cached(

@@ -13,8 +13,9 @@ from itertools import islice
 
 from port_planner.base.errors import CaptureError
 from port_planner.capture.cross_step_state import StepResults
-from port_planner.capture.numbers import Place, digest, digest_of_calls, numbers_of
+from port_planner.capture.numbers import Place, digest, digest_of_calls, numbers_of, without_numbers
 from port_planner.capture.recorder import Tape
+from port_planner.capture.rerecord_check import first_difference
 from port_planner.capture.step import record_hooks_without_contents, record_without_contents
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.known_steps import KnownShape, KnownSteps, NumberPlace
@@ -88,7 +89,7 @@ class _StepsAhead:
         self._results = StepResults()
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._steps: list[tuple[tuple[int, int], dict[Place, float]]] = []
-        self._hooks: str | None = None
+        self._hooks: Tape | None = None
         self._updates = 0
 
     def update(self) -> None:
@@ -103,10 +104,12 @@ class _StepsAhead:
             self._results.forget_expired()
         with self.kept.kept():
             tape = record_hooks_without_contents(job.model, job.optimizer, self._results)
-        hooks = digest(tape, frozenset())
-        if self._hooks not in (None, hooks):
-            raise CaptureError("the hooks after the optimizer's step do something else than in the first update")
-        self._hooks = hooks
+        self._hooks = self._hooks or tape
+        if digest(tape, frozenset()) != digest(self._hooks, frozenset()):
+            difference = first_difference(self._hooks, tape)
+            raise CaptureError(
+                f"the hooks after the optimizer's step do something else than in the first update: {difference}"
+            )
         if job.scheduler is not None:
             step_watched(job)
         self._updates += 1
@@ -116,7 +119,8 @@ class _StepsAhead:
         spelled = digest(tape, numbers.keys())
         known = self._shapes.setdefault(shape, _Shape(tape, spelled, numbers))
         if known.digest != spelled:
-            raise CaptureError("the step runs other operators, or with other shapes, than the first")
+            difference = first_difference(without_numbers(known.tape), without_numbers(tape))
+            raise CaptureError(f"the step differs from the first of its shape: {difference}")
         changed = {place for place, number in numbers.items() if repr(number) != repr(known.first[place])}
         if not all(math.isfinite(numbers[place]) for place in changed):
             raise CaptureError("a number that changes from step to step is not finite")

@@ -77,7 +77,7 @@ def test_a_step_that_counts_is_refused_unless_its_program_can_be_run_ahead() -> 
     def refused(updates: int, schedule: SpelledSchedule) -> KnownSteps:
         raise CaptureError("it does not start")
 
-    with pytest.raises(CaptureError, match="in later steps is not known: it does not start"):
+    with pytest.raises(CaptureError, match="followed without contents: it does not start"):
         prepare(counted(), updates=3, ahead=refused)
     found = prepare(counted(), updates=3, ahead=lambda updates, schedule: known_steps(counted(), updates, 60, schedule))
     assert found.known is not None and found.known.updates == 3

@@ -109,15 +109,17 @@ def place_of_function(function: object) -> str:
     return type(function).__name__ if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
-def program_line() -> str:
+def program_line(inside: str = "") -> str:
     """Return file and line of the program's own innermost call, such as "train.py:12".
 
     Without one, return those of the library's module or optimizer that runs, such as "batchnorm.py:178 in BatchNorm1d";
-    "" in a thread without either.
+    "" in a thread without either. `inside`: the name of a function; only its own calls count.
     """
     frame = sys._getframe(1)
     of_library: FrameType | None = None
     while frame.f_back is not None and not of_the_program(frame.f_code.co_filename):
+        if frame.f_code.co_name == inside:
+            break
         if of_library is None and frame.f_code.co_name in _RUN_BY_LIBRARIES:
             of_library = frame
         frame = frame.f_back

@@ -54,6 +54,17 @@ def _types(op: RecordedOp) -> Iterator[tuple[int | str, str]]:
         yield parameter.name, str(parameter.type)
 
 
+def without_numbers(tape: Tape) -> Tape:
+    """Return a tape whose numbers that may change are all alike."""
+    places = numbers_of(tape)
+
+    def masked(op: RecordedOp, i: int) -> RecordedOp:
+        args = tuple("a number" if (i, k) in places else a for k, a in enumerate(op.args))
+        return replace(op, args=args, kwargs=tuple((k, "a number" if (i, k) in places else a) for k, a in op.kwargs))
+
+    return replace(tape, ops=[masked(op, i) for i, op in enumerate(tape.ops)])
+
+
 def digest_of_calls(tape: Tape, places: Set[Place]) -> str:
     """Return a digest of the operators and their arguments, without tensors and the numbers at `places`."""
     without: dict[int, set[int | str]] = defaultdict(set)

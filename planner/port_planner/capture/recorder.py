@@ -28,6 +28,7 @@ from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.ir.torch_device import generator_states, kind_of
 from port_planner.ir.torch_operators import COMPLEX, of_all_labels
 from port_planner.operators import operator_of
+from port_planner.torch_compat.autograd import LinesOfNodes
 from port_planner.torch_compat.contentless import emptied
 from port_planner.torch_compat.modes import (
     DispatchKey,
@@ -84,7 +85,7 @@ class RecordedOp:
     phase: Phase
     random: bool
     line: str = ""
-    """Line in which the program called the operator; "" in the backward pass."""
+    """Line in which the program called the operator; in the backward pass, of whose gradient it is a part; "" if unknown."""
     draws_from: bytes = b""
     draws_to: bytes = b""
     """Digests of the state of torch's generator before and after a random operator."""
@@ -96,6 +97,15 @@ class _Place:
 
     storage: int
     keep_alive: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ViewCall:
+    """A call that made no new memory and is no operator of the tape, such as `detach`; `before`: the number of operators before it."""
+
+    name: str
+    line: str
+    before: int
 
 
 @dataclass(slots=True)
@@ -119,6 +129,8 @@ class Tape:
     """The storages in which the step leaves the gradients of the trained parameters."""
     results: StepResults = field(default_factory=StepResults)
     """The storages that this step and earlier recorded steps created."""
+    views: list[ViewCall] = field(default_factory=list)
+    """Calls of the forward pass that are no operators; they only explain differences."""
 
 
 def _carried(what: str) -> CaptureError:
@@ -143,6 +155,7 @@ class StepRecorder(TorchDispatchMode):
         self._places: dict[int, _Place] = {}
         self._value_ids: dict[Value, int] = {}
         self._stand_in_bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._nodes = LinesOfNodes()
         self.stand_in_device = CPU
         """Device of the results that operators compute from meta tensors."""
         self._tainted: set[int] = set()
@@ -343,6 +356,7 @@ class StepRecorder(TorchDispatchMode):
             and args[0].untyped_storage().resizable()
         ):
             self._fresh.add(self.tape.values[self.value_of(args[0])].storage)
+        self._nodes.note()
         encoded = tuple(self._encode(a) for a in args)
         encoded_kwargs = tuple((k, self._encode(v)) for k, v in kwargs.items())
         writes = self._writes(func, args, kwargs)
@@ -366,13 +380,15 @@ class StepRecorder(TorchDispatchMode):
         if outputs and (moved or not writes) and all(self.known(t) for t in outputs) and "out" not in kwargs:
             for t in outputs:
                 self.value_of(t)
+            if self.phase is Phase.FORWARD:
+                self.tape.views.append(ViewCall(_name(func), program_line(), len(self.tape.ops)))
             return result
         for t in outputs:
             if not self.known(t):
                 self._new_storage(t, Role.TEMPORARY, "")
         op = RecordedOp(
             _name(func), encoded, encoded_kwargs, tuple(self.value_of(t) for t in outputs), writes,
-            self.phase, random, program_line(), before, after,
+            self.phase, random, self._nodes.line(), before, after,
         )  # fmt: skip
         self._spread_taint(op)
         self.tape.ops.append(op)

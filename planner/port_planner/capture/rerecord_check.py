@@ -18,7 +18,7 @@ import torch
 
 from port_planner.base.errors import CaptureError, StatefulStepError
 from port_planner.capture.python_state import StateOfCode
-from port_planner.capture.recorder import RecordedOp, RecordedStorage, Tape
+from port_planner.capture.recorder import RecordedOp, RecordedStorage, Tape, ViewCall
 from port_planner.ir.allowed_operators import GUARD
 from port_planner.ir.graph import Argument, Phase, Ref, Role, Value, operands, references, with_operands
 
@@ -39,19 +39,57 @@ def require_same(first: Tape, other: Tape) -> None:
 
     Compared are operators, their order, numbers and dependencies, shapes and layouts, and the contents of constants. Python variables that changed in both count further, and may decide something later.
     """
-    for mine, theirs in zip_longest(first.ops, other.ops):
-        difference = _difference(first, mine, other, theirs)
-        if difference:
-            op = theirs or mine
-            place = f"{op.line}: " if op is not None and op.line else ""
-            numbers = _CALLED in difference
-            raise (StatefulStepError if numbers else CaptureError)(f"{place}{difference}: {_REMEDY}")
+    if difference := first_difference(first, other):
+        raise (StatefulStepError if _CALLED in difference else CaptureError)(f"{difference}: {_REMEDY}")
     if counting := sorted(first.changing & other.changing):
         raise StatefulStepError(
             f"the step changes {', '.join(counting[:_MAX_NAMED])} in Python each time, and a recording does not show "
             "what a later step decides by it. Keep counts in a buffer of the model, compute with torch's "
             "operators, or train with `port-agent exec`, which supports this"
         )
+
+
+def first_difference(first: Tape, other: Tape) -> str:
+    """Return, with the program's line, the first difference of two tapes of one step; "" if there is none.
+
+    A view is no operator. But if other views precede the first operator that differs, the steps part there.
+    """
+    for number, (mine, theirs) in enumerate(zip_longest(first.ops, other.ops)):
+        difference = _difference(first, mine, other, theirs)
+        if difference:
+            op = theirs or mine
+            line, what = _parted(first, other, number) or ("" if op is None else op.line, difference)
+            gradient = (
+                "the gradient here: " if what is difference and op is not None and op.phase is Phase.BACKWARD else ""
+            )
+            return f"{line}: {gradient}{what}" if line else difference
+    return ""
+
+
+def _parted(first: Tape, other: Tape, until: int) -> tuple[str, str] | None:
+    """Return the line and text of the first view that ran in only one of two steps, before or beside their operator `until`."""
+    for mine, theirs in zip_longest(_calls(first, until), _calls(other, until)):
+        was, now = ("" if call is None else call.name for call in (mine, theirs))
+        if was != now and (ViewCall in (type(mine), type(theirs))):
+            call = theirs or mine
+            return None if call is None else (call.line, _other_call(mine, theirs))
+    return None
+
+
+def _calls(tape: Tape, until: int) -> list[RecordedOp | ViewCall]:
+    """Return the operators of the forward pass up to the one of this number, and the views among them."""
+    ops = [(i, 1, op) for i, op in enumerate(tape.ops[: until + 1]) if op.phase is Phase.FORWARD]
+    views = [(view.before, 0, view) for view in tape.views if view.before <= until]
+    return [call for _, _, call in sorted([*ops, *views], key=lambda item: item[:2])]
+
+
+def _other_call(mine: RecordedOp | ViewCall | None, theirs: RecordedOp | ViewCall | None) -> str:
+    """Say that calls of two tapes at the same place have different names."""
+    if mine is not None and theirs is not None:
+        place = f" (at {mine.line})" if mine.line not in ("", theirs.line) else ""
+        return f"{theirs.name} ran where {mine.name}{place} ran in another recording of the step"
+    call = mine or theirs
+    return f"{'' if call is None else call.name} ran in one recording of the step and not in another"
 
 
 def require_same_but_for_sums(first: Tape, other: Tape) -> None:
@@ -86,17 +124,15 @@ def constants_of(tape: Tape) -> tuple[str, ...]:
 
 def _difference(first: Tape, mine: RecordedOp | None, other: Tape, theirs: RecordedOp | None) -> str:
     """Return how two operators at the same place of two tapes differ; "" if they do not."""
-    if mine is None or theirs is None:
-        op = mine or theirs
-        name = "" if op is None else op.name
-        return f"{name} ran in one recording of the step and not in another"
-    if mine.name != theirs.name:
-        return f"{theirs.name} ran where {mine.name} ran in another recording of the step"
+    if mine is None or theirs is None or mine.name != theirs.name:
+        return _other_call(mine, theirs)
     if mine.name == GUARD and mine.args[1] != theirs.args[1]:
         return f"a tensor's value is read in Python (.item(), bool()): {mine.args[1]!r}, then {theirs.args[1]!r}{_FIRST_ALONE}"
     mine_args, their_args = _arguments(mine), _arguments(theirs)
     for was, now in zip_longest(_spelled(mine_args), _spelled(their_args)):
         if was != now:
+            if {was, now} & {None, "(", ")"} or [k for k, _ in mine.kwargs] != [k for k, _ in theirs.kwargs]:
+                was, now = _arguments_shown(mine), _arguments_shown(theirs)
             return f"{mine.name} {_CALLED} {was} in one recording of the step and with {now} in another"
     mine_values = [*references(mine_args), *(v for v in mine.outputs if v is not None)]
     their_values = [*references(their_args), *(v for v in theirs.outputs if v is not None)]
@@ -185,6 +221,12 @@ def _arguments(op: RecordedOp) -> tuple[Argument, ...]:
     if op.name == GUARD:
         return op.args[:2]
     return (*op.args, *(part for name, value in op.kwargs for part in (name, value)))
+
+
+def _arguments_shown(op: RecordedOp) -> str:
+    """Return an operator's arguments for a message."""
+    named = [f"{name}={' '.join(_spelled(value))}" for name, value in op.kwargs]
+    return f"({', '.join([' '.join(_spelled(value)) for value in op.args] + named)})"
 
 
 def _spelled(argument: Argument) -> Iterator[str]:

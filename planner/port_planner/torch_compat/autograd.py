@@ -1,5 +1,6 @@
 """Autograd's graph: names of its nodes, what they saved, tangents, and the wrappers of `torch.func`."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, Node
 
+from port_planner.base.errors import program_line
 from port_planner.torch_compat.parts import require, use_part, uses
 
 ENGINE = "_engine_run_backward"
@@ -104,6 +106,57 @@ def forward_differentiating() -> bool:
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor's memory was written, according to autograd."""
     return int(tensor._version)
+
+
+class LinesOfNodes:
+    """The lines of a program that made the nodes of autograd's graph, by the numbers that nodes have in the order of creation."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._lines: list[str] = []
+
+    def note(self) -> None:
+        """Record the line of the program that made the nodes since the last note, if there are any; for a mode's calls."""
+        number = _nodes_made()
+        if not self._numbers or number > self._numbers[-1]:
+            self._numbers.append(number)
+            self._lines.append(self.line())
+
+    def line(self) -> str:
+        """Return the program's line, or in a backward pass the line that made the node whose formula runs; "" if unknown."""
+        number = _number_of_running_node()
+        if number is None or (own := program_line(inside=ENGINE)):
+            return program_line() if number is None else own
+        at = bisect_right(self._numbers, number)
+        return self._lines[at] if at < len(self._numbers) else ""
+
+
+@uses("torch._C._autograd._get_sequence_nr", "refusals name no line for the backward pass")
+def _nodes_made() -> int:
+    """Return how many nodes this thread has made."""
+    return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def _numbers_of_nodes_are_as_known() -> None:
+    found: list[int | None] = []
+    x = torch.ones(1, requires_grad=True)
+    before = _nodes_made()
+    y = x * 2
+    y.register_hook(lambda _: found.append(_number_of_running_node()))
+    (y * 3).sum().backward()
+    require(_nodes_made() == before + 3, "nodes are numbered in another way")
+    require(found in ([before], [before + 1]), "the running node has another number")
+
+
+@uses(
+    "torch._C._current_autograd_node, torch.autograd.graph.Node._sequence_nr",
+    "refusals name no line for the backward pass",
+    _numbers_of_nodes_are_as_known,
+)
+def _number_of_running_node() -> int | None:
+    """Return how many nodes this thread had made before the node that runs; None if none runs."""
+    node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+    return None if node is None else int(node._sequence_nr())
 
 
 def _hooks_on_gradients_are_seen() -> None:

@@ -7,6 +7,7 @@ from port_planner.torch_compat.autograd import (
     ASK_WHAT_IS_SAVED,
     ENGINE,
     NODES_THAT_ASK_FOR_MODES,
+    LinesOfNodes,
     differs_under_modes,
     forward_differentiating,
     has_gradient_hooks,
@@ -37,6 +38,24 @@ def test_a_level_of_forward_differentiation_is_seen() -> None:
     assert not forward_differentiating()
     with forward_ad.dual_level():
         assert forward_differentiating()
+
+
+def test_the_line_of_a_node_is_known_while_its_formula_runs() -> None:
+    lines, found = LinesOfNodes(), list[str]()
+    x = torch.ones(2, requires_grad=True)
+    here = int(lines.line().rpartition(":")[2])
+    y = x.exp()
+    lines.note()
+    lines.note()
+    z = y.sin().cos()
+    lines.note()
+    ask = eval(
+        compile("lambda _: found.append(lines.line())", "<no program>", "eval"), {"found": found, "lines": lines}
+    )
+    for tensor in (x, y, z):
+        tensor.register_hook(ask)
+    z.sum().backward()
+    assert [line.rpartition(":")[2] for line in found] == [str(here + 5), str(here + 2), ""]
 
 
 def test_versions_count_writes() -> None:

@@ -8,13 +8,14 @@ such step on a batch with the same number of rows. Neither weights nor optimizer
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from port_agent.training.comparison import tensor_checksum
-from port_planner.base.errors import CaptureError, PortError, program_line
+from port_planner.base.errors import CaptureError, PortError
 from port_planner.column_file import Column
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import BucketSize
@@ -24,6 +25,7 @@ from port_planner.job_device import kind_of_job, on_device
 from port_planner.kept_parts import KeptParts
 from port_planner.plain_steps import model_state, plain_pass
 from port_planner.schedules import difference, step_watched
+from port_planner.torch_compat.autograd import LinesOfNodes
 from port_planner.torch_compat.contentless import has_contents, without_contents
 from port_planner.torch_compat.modes import OperatorMode, pytree, without_modes
 from port_planner.torch_compat.optimizers import hooks_after_steps, note_step
@@ -33,6 +35,14 @@ _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtime
 
 Call = tuple[Any, ...]
 """An operator and its arguments, with tensors by shape, layout and place."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The calls of a step, and the line of each."""
+
+    calls: Sequence[Call]
+    lines: Sequence[str]
 
 
 class ChangedStepError(PortError):
@@ -58,8 +68,8 @@ def unchanged_updates(
     ]
     start, began, parts = first * job.accumulate, time.process_time(), KeptParts(job, columns)
     batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes), start=start)
-    known: dict[tuple[int, int], list[Call]] = {}
-    known_hooks: list[list[Call]] = []
+    known: dict[tuple[int, int], _Known] = {}
+    known_hooks: list[_Known] = []
     updates = 0
     note_step(job.optimizer)  # its schedule warns because it never made a real update
     for number, (_, bucket, rows) in zip(range(start, last * job.accumulate), batches, strict=False):
@@ -100,10 +110,12 @@ def unchanged_updates(
 class _Calls(OperatorMode):
     """Records each operator's arguments, and compares them with the `expected` ones."""
 
-    def __init__(self, job: TrainingJob, batch: Sequence[torch.Tensor], expected: list[Call] | None) -> None:
+    def __init__(self, job: TrainingJob, batch: Sequence[torch.Tensor], expected: _Known | None) -> None:
         initialise: Any = super().__init__
         initialise()
-        self.calls: list[Call] = []
+        self._calls: list[Call] = []
+        self._lines: list[str] = []
+        self._nodes = LinesOfNodes()
         self._model = job.model
         self._expected = expected
         self._places: dict[int, tuple[int, StorageWeakRef]] = {}
@@ -113,6 +125,7 @@ class _Calls(OperatorMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self._nodes.note()
         parts, form = pytree.tree_flatten((args, kwargs or {}))
         call = (str(func), str(form), *map(self._described, parts))
         self._note(call)
@@ -127,16 +140,19 @@ class _Calls(OperatorMode):
         self._note(("the model's buffers", "", *((name, *self._described(buffer)) for name, buffer in made)))
 
     def _note(self, call: Call) -> None:
-        number = len(self.calls)
-        self.calls.append(call)
-        if self._expected is not None and (number >= len(self._expected) or self._expected[number] != call):
-            raise ChangedStepError(_difference(self._expected[number : number + 1], call))
+        number, line = len(self._calls), self._nodes.line()
+        self._calls.append(call)
+        self._lines.append(line)
+        if self._expected is not None and (number >= len(self._expected.calls) or self._expected.calls[number] != call):
+            raise ChangedStepError(_difference(self._expected.calls[number : number + 1], call, line))
 
-    def finished(self) -> list[Call]:
+    def finished(self) -> _Known:
         """Return the recorded calls. Raises ChangedStepError if there are fewer than expected."""
-        if self._expected is not None and len(self.calls) < len(self._expected):
-            raise ChangedStepError(f"{self._expected[len(self.calls)][0]} no longer runs")
-        return self.calls
+        number = len(self._calls)
+        if self._expected is not None and number < len(self._expected.calls):
+            line = self._expected.lines[number]
+            raise ChangedStepError(f"{line}{': ' * bool(line)}{self._expected.calls[number][0]} no longer runs")
+        return _Known(self._calls, self._lines)
 
     def _described(self, part: Any) -> Any:
         if isinstance(part, torch.ScriptObject):
@@ -152,10 +168,9 @@ class _Calls(OperatorMode):
         return part.dtype, tuple(part.shape), part.stride(), part.storage_offset(), place, contents
 
 
-def _difference(expected: Sequence[Call], call: Call) -> str:
-    """Describe where the program makes a call that earlier steps did not make."""
-    place, name = program_line(), call[0]
-    line = f"{place}{': ' if place else ''}"
+def _difference(expected: Sequence[Call], call: Call, place: str) -> str:
+    """Describe a call in line `place` that earlier steps did not make."""
+    line, name = f"{place}{': ' * bool(place)}", call[0]
     if not expected or expected[0][0] != name:
         return f"{line}{name} runs{f' instead of {expected[0][0]}' if expected else ' in addition'}"
     changed = next(((was, now) for was, now in itertools.zip_longest(expected[0][2:], call[2:]) if was != now), None)

@@ -32,11 +32,23 @@ def _job(change: Callable[[torch.Tensor, bool], torch.Tensor]) -> TrainingJob:
     return replace(job, loss_fn=loss, data=[column[: 2 * BATCH] for column in job.data])
 
 
+def _without_gradient(loss: torch.Tensor, late: bool) -> torch.Tensor:
+    with torch.set_grad_enabled(not late):
+        factor = loss + 1
+    return loss * factor
+
+
 _CHANGES: dict[str, tuple[Callable[[torch.Tensor, bool], torch.Tensor], str]] = {
     "another operator": (lambda loss, late: loss * 0.5 if late else loss + 0.5, "mul.Tensor runs instead of"),
     "a further operator": (lambda loss, late: loss.clone() if late else loss, "clone.default runs instead of"),
     "another number": (lambda loss, late: loss * (0.5 if late else 1.0), r"is called with 0\.5 instead of 1\.0"),
     "another constant": (lambda loss, late: loss * torch.tensor(0.5 if late else 1.0), "takes other tensors"),
+    "a gradient less": (
+        lambda loss, late: loss + (loss * 0).detach() if late else loss + (loss * 0),
+        "runs instead of|runs in addition",
+    ),
+    "no gradient of a part": (_without_gradient, "runs instead of"),
+    "an operator less": (lambda loss, late: loss if late else loss.clone(), "runs instead of|no longer runs"),
     "another tensor": (lambda loss, late: (loss + 1) * (loss if late else (loss + 2)), "runs instead of"),
 }
 

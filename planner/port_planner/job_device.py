@@ -17,7 +17,9 @@ def kind_of_job(job: TrainingJob) -> str:
     try:
         return accelerator_of(kinds_of((*job.model.parameters(), *job.model.buffers())))
     except ValueError as error:
-        raise JobError(f"the model is on two devices: {error}") from error
+        raise JobError(
+            f"the model is on two devices ({error}); move it to one, such as model.to('cpu'), before the job is returned"
+        ) from error
 
 
 def move(job: TrainingJob, kind: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from port_planner.base.errors import of_the_program, place_of_function
 from port_planner.batches import JoinedBatches, as_columns
 from port_planner.column_file import ColumnFile
 from port_planner.job import JobError, own_code
@@ -46,16 +47,26 @@ def check_repeatable(batches: Iterable[Any]) -> None:
         draws = _generators() != before  # by what is rare, these samples may still be the same
     if draws or differ:
         raise JobError(
-            "the data changes each time it is read (random masks or augmentation), but a bundle "
+            f"{_reader_of(data_set)}the data changes each time it is read (random masks or augmentation), but a bundle "
             f"would always repeat the first version: move the random part into the model, using torch's operators, {_EXEC}"
         )
     with own_code("reading samples of the data"):
         together = _depend_on_their_batch(read, data_set, size)
     if together:
         raise JobError(
-            "the collate_fn makes a sample's row from its place in the batch or from other samples (such as torch.arange(len(batch))), but a "
+            f"the collate_fn ({place_of_function(collate)}) makes a sample's row from its place in the batch or from other samples (such as torch.arange(len(batch))), but a "
             f"bundle makes batches of any rows: do that in the loss, using torch's operators, {_EXEC}"
         )
+
+
+def _reader_of(data_set: Any) -> str:
+    """Return the start of a message: where the program reads a sample, in the innermost of data sets within each other; "" if in a library."""
+    inner = getattr(data_set, "dataset", None)
+    found = "" if inner is None else _reader_of(inner)
+    code = getattr(getattr(type(data_set), "__getitem__", None), "__code__", None)
+    if found or code is None or not of_the_program(code.co_filename):
+        return found
+    return f"{place_of_function(type(data_set).__getitem__)}: "
 
 
 def _batch_size(loader: DataLoader[Any]) -> int:

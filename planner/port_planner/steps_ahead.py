@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import islice
 
-from port_planner.base.errors import CaptureError
+from port_planner.base.errors import CaptureError, line_of_error
 from port_planner.capture.cross_step_state import StepResults
 from port_planner.capture.numbers import Place, digest, digest_of_calls, numbers_of, without_numbers
 from port_planner.capture.recorder import Tape
@@ -60,9 +60,9 @@ def known_steps(job: TrainingJob, updates: int, within_s: float, schedule: Spell
         try:
             followed.update()
         except _ERRORS as error:
-            what = str(error).strip().partition("\n")[0]
+            what, line = str(error).strip().partition("\n")[0], line_of_error(error)
             raise CaptureError(
-                f"update {number + 1} cannot be followed without contents ({type(error).__name__}: {what})"
+                f"update {number + 1} cannot be followed without contents ({line}{': ' * bool(line)}{type(error).__name__}: {what})"
             ) from error
         except CaptureError as error:
             raise CaptureError(f"update {number + 1}: {error}") from error
@@ -122,8 +122,12 @@ class _StepsAhead:
             difference = first_difference(without_numbers(known.tape), without_numbers(tape))
             raise CaptureError(f"the step differs from the first of its shape: {difference}")
         changed = {place for place, number in numbers.items() if repr(number) != repr(known.first[place])}
-        if not all(math.isfinite(numbers[place]) for place in changed):
-            raise CaptureError("a number that changes from step to step is not finite")
+        if strange := [place for place in sorted(changed, key=repr) if not math.isfinite(numbers[place])]:
+            op = tape.ops[strange[0][0]]
+            raise CaptureError(
+                f"{op.line}{': ' * bool(op.line)}a number that changes from step to step is not finite "
+                f"({numbers[strange[0]]} for {op.name})"
+            )
         known.changed |= changed
         self._steps.append((shape, numbers if changed else known.first))
 

@@ -180,7 +180,7 @@ def test_data_that_is_drawn_anew_each_time(masked: bool) -> None:
     if not masked:
         assert as_job(parts) is not None
         return
-    with pytest.raises(JobError, match="changes each time it is read"):
+    with pytest.raises(JobError, match=r"test_job_sources\.py:\d+: the data changes each time it is read"):
         as_job(parts)
 
 
@@ -192,7 +192,7 @@ def test_data_that_is_seldom_another_is_drawn_anew_too() -> None:
 
     model, state = nn.Linear(3, 1), random.getstate()
     loader = torch.utils.data.DataLoader(Seldom(), 4)
-    with pytest.raises(JobError, match="changes each time it is read"):
+    with pytest.raises(JobError, match=r"test_job_sources\.py:\d+: the data changes each time it is read"):
         as_job((model, lambda m, batch: m(batch), torch.optim.SGD(model.parameters()), loader))
     random.setstate(state)
 

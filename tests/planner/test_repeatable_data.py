@@ -98,8 +98,8 @@ def test_samples_in_any_order_are_the_same_data(batches: Iterable[Any]) -> None:
 @pytest.mark.parametrize(
     ("batches", "why"),
     [
-        (loader(SeldomOther()), "changes each time it is read"),
-        (loader(PAIRS, lambda pairs: (default_collate(pairs)[0], torch.arange(len(pairs)))), "its place in the batch"),
+        (loader(SeldomOther()), r"test_repeatable_data\.py:\d+: the data changes each time it is read"),
+        (loader(PAIRS, lambda pairs: (default_collate(pairs)[0], torch.arange(len(pairs)))), r"collate_fn \(test_repeatable_data\.py:\d+\) makes .*its place in the batch"),
         (DataLoader(PAIRS, batch_sampler=InOrder(), collate_fn=lambda pairs: torch.arange(len(pairs))), "its place in the batch"),
         (loader(PAIRS, lambda pairs: (rows := default_collate(pairs)[0]) - rows.mean(0)), "other samples"),
         (loader(LENGTHS, lambda lengths: (padded(lengths)[0], torch.arange(len(lengths)))), "its place in the batch"),

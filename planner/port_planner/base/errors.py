@@ -109,6 +109,16 @@ def place_of_function(function: object) -> str:
     return type(function).__name__ if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
+def line_of_error(error: BaseException) -> str:
+    """Return file and line of the program's innermost call that led to an exception, such as "train.py:12"; "" if none did."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        if of_the_program(trace.tb_frame.f_code.co_filename):
+            found = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
 def program_line(inside: str = "") -> str:
     """Return file and line of the program's own innermost call, such as "train.py:12".
 

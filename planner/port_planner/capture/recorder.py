@@ -306,7 +306,8 @@ class StepRecorder(TorchDispatchMode):
     def copy(self, target: int, source: int) -> None:
         """Record a copy of one value's contents to another."""
         writes = (self.tape.values[target].storage,)
-        op = RecordedOp("aten::copy_", (Ref(target), Ref(source)), (), (target,), writes, self.phase, False)
+        line = next((op.line for op in reversed(self.tape.ops) if source in op.outputs), "")
+        op = RecordedOp("aten::copy_", (Ref(target), Ref(source)), (), (target,), writes, self.phase, False, line)
         self._spread_taint(op)
         self.tape.ops.append(op)
 
@@ -609,14 +610,17 @@ class StepRecorder(TorchDispatchMode):
             if isinstance(argument, cls):
                 return NamedArgument(kind, str(argument).removeprefix("torch."))
         if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise CaptureError("the step has a symbolic size; call it with plain tensors of fixed shape")
+            raise CaptureError(
+                f"{program_line()}: the step has a symbolic size; call it with plain tensors of fixed shape"
+            )
         if isinstance(argument, torch.Generator):
             raise CaptureError(
                 f"{program_line()} draws random numbers from its own generator, which a bundle does not have: draw "
                 "from torch's (leave `generator` out), or train with `port-agent exec`"
             )
         raise CaptureError(
-            f"{program_line()}: an operator takes an argument of type {type(argument).__name__}, which is not supported"
+            f"{program_line()}: an operator takes an argument of type {type(argument).__name__}, which a bundle cannot hold: give tensors, "
+            "numbers or text, or train with `port-agent exec`"
         )
 
 
@@ -659,9 +663,10 @@ def _without_out(func: Any) -> Any:
 
 def _require_strided(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_neg() or tensor.is_conj():
+        place = program_line()
         raise CaptureError(
-            f"the step uses a {tensor.layout} tensor (or a lazy conjugate or negation); only strided dense tensors are "
-            "supported: make embeddings with sparse=False, call .to_dense() or .resolve_conj() in the model"
+            f"{place}{': ' * bool(place)}the step uses a {tensor.layout} tensor (or a lazy conjugate or negation); only strided dense tensors are "
+            "supported: make embeddings with sparse=False, call .to_dense() or .resolve_conj() in the model, or train with `port-agent exec`"
         )
 
 

@@ -59,11 +59,16 @@ def first_difference(first: Tape, other: Tape) -> str:
         if difference:
             op = theirs or mine
             line, what = _parted(first, other, number) or ("" if op is None else op.line, difference)
-            gradient = (
-                "the gradient here: " if what is difference and op is not None and op.phase is Phase.BACKWARD else ""
+            of_gradient = (
+                what is difference and op is not None and _is_of_a_gradient(other if op is theirs else first, op)
             )
-            return f"{line}: {gradient}{what}" if line else difference
+            return f"{line}: {'the gradient here: ' * of_gradient}{what}" if line else difference
     return ""
+
+
+def _is_of_a_gradient(tape: Tape, op: RecordedOp) -> bool:
+    """Return whether the backward pass runs an operator, which does not put a result into a buffer."""
+    return op.phase is Phase.BACKWARD and not any(tape.storages[s].role is Role.BUFFER for s in op.writes)
 
 
 def _parted(first: Tape, other: Tape, until: int) -> tuple[str, str] | None:
@@ -248,7 +253,8 @@ def _unlike(first: Tape, mine: int, other: Tape, theirs: int) -> str:
         return f"a tensor of {_shape(a)} with another layout"
     s, t = first.storages[a.storage], other.storages[b.storage]
     if a.storage != b.storage or (s.nbytes, s.role, s.name, s.device) != (t.nbytes, t.role, t.name, t.device):
-        return f"another tensor of {_shape(a)}"
+        names = f" ({t.name} instead of {s.name})" if s.name != t.name and s.name and t.name else ""
+        return f"another tensor of {_shape(a)}{names}"
     return (
         ""
         if _same_contents(s, t)

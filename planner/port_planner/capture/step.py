@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from port_planner.base.errors import CaptureError
+from port_planner.base.errors import CaptureError, place_of_function
 from port_planner.capture.assemble import UpdateOps, assemble
+from port_planner.capture.changed_line import line_of_change
 from port_planner.capture.cross_step_state import StepResults
 from port_planner.capture.numbers import put_slots
 from port_planner.capture.own_optimizer import record_update, with_slots
@@ -128,7 +129,7 @@ def capture_step(
         kept |= session.end()
         value = loss.item()
         del loss
-    _require_unchanged(spec, _described(optimizer))
+    _require_unchanged(spec, optimizer, session)
     tape = session.recorder.tape
     leaves_state = bool(tape.changing) or tape.results.kept()  # by which a later step may be another
     later = repetition.later and tape.as_run and known is None and not leaves_state
@@ -290,8 +291,9 @@ def _undisturbed(session: "_Session", seed: int | None = None) -> Iterator[set[s
         now = _named_tensors(model)
         replaced = {name for name in tensors.keys() | now.keys() if tensors.get(name) is not now.get(name)}
         if replaced - kept:
+            line = line_of_change(session.run_again, lambda: {name: id(t) for name, t in _named_tensors(model).items()})
             raise CaptureError(
-                f"the step replaces {', '.join(sorted(replaced - kept))} of the model by other tensors, which a bundle would not "
+                f"{line}{': ' * bool(line)}the step replaces {', '.join(sorted(replaced - kept))} of the model by other tensors, which a bundle would not "
                 "keep: change them in place (copy_, add_), or train with `port-agent exec`"
             )
     finally:
@@ -423,16 +425,30 @@ class _Session:
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise CaptureError(f"loss_fn(model, *batch) must return a scalar tensor or (loss, aux), not {what}")
+            raise CaptureError(
+                f"{place_of_function(loss_fn)}: loss_fn(model, *batch) must return a scalar tensor or (loss, aux), not {what}"
+            )
         self.loss = self.recorder.value_of(loss)
         leaves = [t for t in pytree.tree_leaves(aux) if isinstance(t, torch.Tensor)]
         self.aux = tuple(self.recorder.value_of(t) for t in leaves)
         return loss
 
+    def run_again(self) -> None:
+        """Run forward and backward pass once more, unrecorded."""
+        if self.loss_fn is None:
+            return
+        result = self.loss_fn(self.model, *self.batch)
+        loss = result[0] if isinstance(result, tuple) else result
+        if loss.requires_grad:
+            loss.backward()
+
     def backward(self, loss: torch.Tensor, groups: list[list[torch.Tensor]]) -> dict[torch.Tensor, int]:
         """Return the gradients of the parameters in `groups`, by their values on the tape."""
         if not loss.requires_grad:
-            raise CaptureError("the loss does not depend on any parameter that requires a gradient; nothing to train")
+            raise CaptureError(
+                f"{place_of_function(self.loss_fn)}: the loss does not depend on any parameter that requires a gradient, so nothing is trained: "
+                "look for requires_grad_(False), detach() or torch.no_grad() between the parameters and the loss"
+            )
         recorder = self.recorder
         recorder.phase = Phase.BACKWARD
         with self._recorded():
@@ -581,7 +597,8 @@ class _Session:
                 updates[recorder.value_of(p)] = ops
             if len(shapes) > 1:
                 raise CaptureError(
-                    "parameters of one optimizer group are updated by different operators; not supported"
+                    "parameters of one optimizer group are updated by different operators; put them into groups of their "
+                    "own, or train with `port-agent exec`"
                 )
             used = next(iter(shapes))[1] if shapes else 0
             scalars += used
@@ -670,13 +687,17 @@ def _described(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
     return OptimizerSpec(type(optimizer).__name__, groups)
 
 
-def _require_unchanged(before: OptimizerSpec, after: OptimizerSpec) -> None:
-    """Raise CaptureError if forward and backward pass changed a number of the optimizer's groups."""
+def _require_unchanged(before: OptimizerSpec, optimizer: torch.optim.Optimizer, session: "_Session") -> None:
+    """Raise CaptureError if forward and backward pass, whose `session` it was, changed a number of the optimizer's groups."""
+    after = _described(optimizer)
     for i, (old, new) in enumerate(zip(before.groups, after.groups, strict=True)):
         for name in old:
             if old[name] != new[name]:
+                optimizer.param_groups[i][name] = old[name]
+                with _undisturbed(session):
+                    line = line_of_change(session.run_again, lambda: _described(optimizer))
                 raise CaptureError(
-                    f"the loss changes {name} of group {i} of the optimizer from {old[name]} to {new[name]}, which a "
+                    f"{line}{': ' * bool(line)}the loss changes {name} of group {i} of the optimizer from {old[name]} to {new[name]}, which a "
                     "bundle does not repeat: give the job a `scheduler` that does it, or train with `port-agent "
                     "exec`, which supports such changes"
                 )

@@ -131,7 +131,7 @@ CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
     "attribute": (Remembering, entropy, "that an earlier step created"),
     "memory of a buffer": (Exchanging, entropy, r"test_rerecord_check.py:\d+: the step assigns average.data"),
     "settings for a part": (net, without_onednn, r"test_rerecord_check.py:\d+: .*other settings of torch \(onednn off instead of on\)"),
-    "buffer replaced": (Growing, entropy, "replaces average of the model by other tensors"),
+    "buffer replaced": (Growing, entropy, r"test_rerecord_check.py:92: the step replaces average of the model by other tensors"),
 }  # fmt: skip
 
 

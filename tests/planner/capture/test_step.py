@@ -1,6 +1,7 @@
 """What a capture takes up, what it refuses by name, and what it leaves as it was."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,30 @@ def test_a_loss_that_changes_the_optimizers_numbers_is_refused_by_name() -> None
         optimizer.param_groups[0]["lr"] *= 0.5
         return classify(m, *columns)
 
-    with pytest.raises(CaptureError, match=r"changes lr of group 0 of the optimizer from 0\.1 to 0\.05.*`scheduler`"):
+    with pytest.raises(
+        CaptureError,
+        match=r"test_step\.py:\d+: the loss changes lr of group 0 of the optimizer from 0\.1 to 0\.05.*`scheduler`",
+    ):
         capture_step(model, loss, optimizer, batch())
+
+
+def _sparse(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return classify(model, x, y) + (x.to_sparse() * 2).to_dense().sum()
+
+
+_LINES: dict[str, tuple[Callable[..., Any], str]] = {
+    "no scalar": (lambda m, x, y: m(x), r"test_step\.py:\d+: loss_fn\(model, \*batch\) must return a scalar tensor"),
+    "no parameter": (lambda m, x, y: classify(m, x, y).detach(), r"test_step\.py:\d+: the loss does not depend .*detach\(\)"),
+    "sparse": (_sparse, r"test_step\.py:\d+: the step uses a torch.sparse_coo tensor .*`port-agent exec`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", _LINES)
+def test_what_cannot_be_recorded_is_refused_with_its_line_and_a_remedy(what: str) -> None:
+    loss, message = _LINES[what]
+    model = net()
+    with pytest.raises(CaptureError, match=message):
+        capture_step(model, loss, sgd(model), batch())
 
 
 def test_a_generator_of_the_programs_own_is_refused_with_its_line() -> None:

@@ -34,6 +34,19 @@ class KnownShape:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownRead:
+    """A whole number or truth value that each step reads from a tensor in Python; `line`: where. A bundle compares it in each step.
+
+    The step is that on batches of `rows` rows of a bucket.
+    """
+
+    bucket: Count
+    rows: Count
+    line: str
+    value: bool | int
+
+
+@dataclass(frozen=True, slots=True)
 class KnownSteps:
     """The steps of a job's first `updates`, which its program ran alone from the beginning.
 

@@ -2,7 +2,7 @@
 
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,9 @@ from port_agent.training.comparison import processor, tensor_checksum
 from port_planner.base.errors import CaptureError
 from port_planner.base.process_memory import available_bytes
 from port_planner.base.units import format_bytes
-from port_planner.ir.bundle.manifest import BucketSize, ExpectedResults, PlainRun
-from port_planner.ir.known_steps import KnownSteps
+from port_planner.ir.bundle.manifest import BucketSize, ExpectedResults, PlainRun, graph_name
+from port_planner.ir.known_steps import KnownRead, KnownSteps
+from port_planner.ir.allowed_operators import GUARD
 from port_planner.ir.spelled_schedule import SpelledSchedule
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job
@@ -180,9 +181,21 @@ def _followed(
             trained_updates=0 if captured.known is not None else script.updates,
             unchanged_within_s=_UNCHANGED_WITHIN_S,
             schedule=spelled(captured.job.optimizer, captured.schedule),
+            reads=tuple(_reads(captured)),
         )
         _run(msgspec.json.encode(request), script.threads, guarded)
         return msgspec.msgpack.decode(target.read_bytes(), type=RefereeResults)
+
+
+def _reads(captured: CapturedJob) -> Iterator[KnownRead]:
+    """Yield what the recorded steps read in Python and a bundle compares, in order."""
+    kind = "step" if captured.job.accumulate == 1 else "first"
+    for bucket, size in enumerate(_sizes(captured)):
+        for rows in {size.batch_size, size.samples % size.batch_size}:
+            graph = captured.graphs.get(graph_name(kind, rows, size, bucket))
+            for op in graph.ops if graph is not None else ():
+                if op.name == GUARD and isinstance(op.args[1], bool | int) and isinstance(op.args[2], str):
+                    yield KnownRead(bucket, rows, op.args[2], op.args[1])
 
 
 def _checked(captured: CapturedJob, found: RefereeResults, rows: tuple[int, ...]) -> PlainRun:

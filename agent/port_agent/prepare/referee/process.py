@@ -17,6 +17,7 @@ import msgspec
 from port_agent.guard import active_guard
 from port_agent.system.helper_process import helper_exit_code
 from port_agent.system.torch_loading import load_torch
+from port_planner.ir.known_steps import KnownRead
 from port_planner.ir.spelled_schedule import NO_SCHEDULE, SpelledSchedule
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
     in plain Python. `rows`: first samples of each bucket to use. `least_updates`: at least this many, then until
     `within_s` seconds are over, and at most `most_updates`. `ram_bytes`: limit of resident memory, if it is guarded. Up
     to `trained_updates`, the operators of further updates are examined, for at most `unchanged_within_s` seconds of CPU
-    time. `schedule`: expected values of its scheduler.
+    time. `schedule`: expected values of its scheduler. `reads`: what its steps read in Python.
     """
 
     script: str
@@ -48,6 +49,7 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
     trained_updates: int = 0
     unchanged_within_s: float = 0.0
     schedule: SpelledSchedule = NO_SCHEDULE
+    reads: tuple[KnownRead, ...] = ()
 
 
 class RunAhead(msgspec.Struct, frozen=True, tag=True):
@@ -157,7 +159,7 @@ def followed(job: "TrainingJob", request: Follow) -> RefereeResults:
     made, columns = len(losses) // job.accumulate, [samples.columns for samples in buckets]
     try:
         further = unchanged_updates(
-            job, columns, made, request.trained_updates, request.unchanged_within_s, request.schedule
+            job, columns, made, request.trained_updates, request.unchanged_within_s, request.schedule, request.reads
         )
     except ChangedStepError as error:
         return msgspec.structs.replace(found, changed=str(error))

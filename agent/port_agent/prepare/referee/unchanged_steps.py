@@ -3,6 +3,8 @@
 A script may branch on Python values in a place that the recorder does not search. So further updates of its loss run on tensors without
 contents: forward, backward and the hooks after the optimizer's step. The arguments of each operator are compared with those of the first
 such step on a batch with the same number of rows. Neither weights nor optimizer state change.
+
+Where the script reads a whole number or a truth value of a tensor, it gets the recorded one: the bundle compares it in each step.
 """
 
 import itertools
@@ -19,6 +21,7 @@ from port_planner.base.errors import CaptureError, PortError
 from port_planner.column_file import Column
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import BucketSize
+from port_planner.ir.known_steps import KnownRead
 from port_planner.ir.spelled_schedule import NO_SCHEDULE, SpelledSchedule
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job, on_device
@@ -56,11 +59,12 @@ def unchanged_updates(
     last: int,
     within_s: float,
     schedule: SpelledSchedule = NO_SCHEDULE,
+    reads: Sequence[KnownRead] = (),
 ) -> int:
     """Return how many updates, from the one after `first` to at most `last`, run the operators of the first of them.
 
-    `columns`: columns of each bucket. `schedule`: expected values of its scheduler. As many updates run as `within_s` CPU seconds allow,
-    and none if the script looks at contents. Raises ChangedStepError for the first that differs. Afterwards the job must not be used.
+    `columns`: columns of each bucket. `schedule`: expected values of its scheduler. `reads`: what its steps read in Python, in order. As many
+    updates run as `within_s` CPU seconds allow, and none if the script looks at other contents. Raises ChangedStepError for the first that differs. Afterwards the job must not be used.
     """
     sizes = [
         BucketSize(c[0].shape[0], size)
@@ -77,6 +81,7 @@ def unchanged_updates(
         ends_update = (number + 1) % job.accumulate == 0
         try:
             calls = _Calls(job, batch, known.get((bucket, len(rows))))
+            calls.reads = [(r.line, r.value) for r in reads if (r.bucket, r.rows) == (bucket, len(rows))]
             with parts.kept(replaces_buffers=not known), without_contents(), calls:
                 plain_pass(job, batch, number, bucket)
             calls.leave_buffers()
@@ -116,6 +121,8 @@ class _Calls(OperatorMode):
         self._calls: list[Call] = []
         self._lines: list[str] = []
         self._nodes = LinesOfNodes()
+        self.reads: list[tuple[str, bool | int]] = []
+        """The lines and values of the reads that are still to come."""
         self._model = job.model
         self._expected = expected
         self._places: dict[int, tuple[int, StorageWeakRef]] = {}
@@ -129,10 +136,18 @@ class _Calls(OperatorMode):
         parts, form = pytree.tree_flatten((args, kwargs or {}))
         call = (str(func), str(form), *map(self._described, parts))
         self._note(call)
+        if func is torch.ops.aten._local_scalar_dense.default and not has_contents(args[0]):
+            return self._read(func, args)
         made = func(*args, **(kwargs or {}))
         for tensor in pytree.tree_leaves(made):
             self._described(tensor)
         return made
+
+    def _read(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """Return the value of the next read that is known for this line. Raises what torch does if there is none."""
+        line = self._nodes.line()
+        at = next((i for i, (place, _) in enumerate(self.reads) if place == line), None)
+        return func(*args) if at is None else self.reads.pop(at)[1]
 
     def leave_buffers(self) -> None:
         """Record which results replace buffers. Raises ChangedStepError if others are expected."""

@@ -42,7 +42,9 @@ lines = io.StringIO()
 
 def loss(model, x, y):
     lines.write(".")
-    return nn.functional.cross_entropy(model(x), y) * (0.5 if lines.tell() > 30 else 1.0)
+    found = nn.functional.cross_entropy(model(x), y)
+    {check}
+    return found * (0.5 if lines.tell() > 30 else 1.0)
 
 def port_job():""",
 )
@@ -72,8 +74,12 @@ def test_a_script_runs_alone_from_the_same_start_though_it_seeds_nothing(tmp_pat
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_what_a_script_does_otherwise_after_the_updates_that_are_compared_is_refused_by_line(tmp_path: Path) -> None:
-    captured, script = captured_of(tmp_path, LATE_SCRIPT.format(start="1"))
+@pytest.mark.parametrize("check", ["", "if not torch.isfinite(found): raise ArithmeticError"])
+def test_what_a_script_does_otherwise_after_the_updates_that_are_compared_is_refused_by_line(
+    check: str, tmp_path: Path
+) -> None:
+    """What it reads in Python, and a bundle compares in each step, is known without contents."""
+    captured, script = captured_of(tmp_path, LATE_SCRIPT.format(start="1", check=check))
     assert run_alone(captured, replace(script, updates=28)).unchanged > 0
     refused = r"update \d+: train\.py:\d+: aten\.mul\.Tensor is called with 0\.5 instead of 1\.0, where a bundle would"
     with pytest.raises(CaptureError, match=refused):

@@ -12,6 +12,7 @@ from torch import nn
 
 from port_agent.prepare.referee.process import Follow, followed
 from port_agent.prepare.referee.unchanged_steps import ChangedStepError, unchanged_updates
+from port_planner.ir.known_steps import KnownRead
 from port_planner.job import TrainingJob
 from tests.agent.jobs_small import BATCH, make_job
 
@@ -119,6 +120,24 @@ def test_a_rate_or_data_that_a_later_step_changes_is_named(in_place: bool) -> No
 def test_a_loss_that_asks_for_contents_is_not_looked_at() -> None:
     job = _job(lambda loss, _: loss if loss.item() < 1e9 else loss * 2)
     assert unchanged_updates(job, [job.data], 0, 4, 600.0) == 0
+
+
+def test_what_each_step_reads_is_known() -> None:
+    def checked(loss: torch.Tensor, late: bool) -> torch.Tensor:
+        if not torch.isfinite(loss) or int(loss.sign()) != 3:  # of a bundle, both are compared in each step
+            return loss * (0.5 if late else 1.0)
+        return loss
+
+    line = f"test_unchanged_steps.py:{checked.__code__.co_firstlineno + 1}"
+    reads = [KnownRead(0, BATCH, line, True), KnownRead(0, BATCH, line, 1)]
+    job = _job(checked)
+    assert unchanged_updates(job, [job.data], 0, _LATE - 1, 600.0, reads=reads) == _LATE - 1
+    job = _job(checked)
+    with pytest.raises(ChangedStepError, match=rf"update {_LATE + 1}: .*with 0\.5 instead of 1\.0"):
+        unchanged_updates(job, [job.data], 0, 2 * _LATE, 600.0, reads=reads)
+    assert unchanged_updates(_job(checked), [job.data], 0, 4, 600.0, reads=reads[:1]) == 0, (
+        "a further read is not known"
+    )
 
 
 def test_no_more_are_run_than_the_time_allows() -> None:

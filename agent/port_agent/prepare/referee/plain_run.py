@@ -16,9 +16,9 @@ from port_agent.training.comparison import processor, tensor_checksum
 from port_planner.base.errors import CaptureError
 from port_planner.base.process_memory import available_bytes
 from port_planner.base.units import format_bytes
+from port_planner.ir.allowed_operators import GUARD
 from port_planner.ir.bundle.manifest import BucketSize, ExpectedResults, PlainRun, graph_name
 from port_planner.ir.known_steps import KnownRead, KnownSteps
-from port_planner.ir.allowed_operators import GUARD
 from port_planner.ir.spelled_schedule import SpelledSchedule
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job

@@ -83,9 +83,11 @@ def _parted(first: Tape, other: Tape, until: int) -> tuple[str, str] | None:
 
 def _calls(tape: Tape, until: int) -> list[RecordedOp | ViewCall]:
     """Return the operators of the forward pass up to the one of this number, and the views among them."""
-    ops = [(i, 1, op) for i, op in enumerate(tape.ops[: until + 1]) if op.phase is Phase.FORWARD]
-    views = [(view.before, 0, view) for view in tape.views if view.before <= until]
-    return [call for _, _, call in sorted([*ops, *views], key=lambda item: item[:2])]
+    calls: list[tuple[int, int, RecordedOp | ViewCall]] = [
+        (i, 1, op) for i, op in enumerate(tape.ops[: until + 1]) if op.phase is Phase.FORWARD
+    ]
+    calls += [(view.before, 0, view) for view in tape.views if view.before <= until]
+    return [call for _, _, call in sorted(calls, key=lambda item: item[:2])]
 
 
 def _other_call(mine: RecordedOp | ViewCall | None, theirs: RecordedOp | ViewCall | None) -> str:

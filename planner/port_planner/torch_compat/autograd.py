@@ -134,7 +134,7 @@ class LinesOfNodes:
 @uses("torch._C._autograd._get_sequence_nr", "refusals name no line for the backward pass")
 def _nodes_made() -> int:
     """Return how many nodes this thread has made."""
-    return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
+    return int(torch._C._autograd._get_sequence_nr())
 
 
 def _numbers_of_nodes_are_as_known() -> None:
@@ -155,7 +155,7 @@ def _numbers_of_nodes_are_as_known() -> None:
 )
 def _number_of_running_node() -> int | None:
     """Return how many nodes this thread had made before the node that runs; None if none runs."""
-    node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+    node = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
 
 

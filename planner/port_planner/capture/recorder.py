@@ -379,10 +379,7 @@ class StepRecorder(TorchDispatchMode):
             return result
         moved = torch.Tag.inplace_view in func.tags and all(map(self._of_the_same_size, outputs))
         if outputs and (moved or not writes) and all(self.known(t) for t in outputs) and "out" not in kwargs:
-            for t in outputs:
-                self.value_of(t)
-            if self.phase is Phase.FORWARD:
-                self.tape.views.append(ViewCall(_name(func), program_line(), len(self.tape.ops)))
+            self._note_view(func, outputs)
             return result
         for t in outputs:
             if not self.known(t):
@@ -394,6 +391,12 @@ class StepRecorder(TorchDispatchMode):
         self._spread_taint(op)
         self.tape.ops.append(op)
         return result
+
+    def _note_view(self, func: Any, outputs: Sequence[torch.Tensor]) -> None:
+        for t in outputs:
+            self.value_of(t)
+        if self.phase is Phase.FORWARD:
+            self.tape.views.append(ViewCall(_name(func), program_line(), len(self.tape.ops)))
 
     def _as_kernels_read(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the arguments with real tensors instead of those that are only marked, or without contents if the step has none.

@@ -155,7 +155,7 @@ class StepRecorder(TorchDispatchMode):
         self._places: dict[int, _Place] = {}
         self._value_ids: dict[Value, int] = {}
         self._stand_in_bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self._nodes = LinesOfNodes()
+        self._nodes = LinesOfNodes(program_line)
         self.stand_in_device = CPU
         """Device of the results that operators compute from meta tensors."""
         self._tainted: set[int] = set()

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, Node
 
-from port_planner.base.errors import program_line
 from port_planner.torch_compat.parts import require, use_part, uses
 
 ENGINE = "_engine_run_backward"
@@ -111,7 +110,9 @@ def version_of(tensor: Tensor) -> int:
 class LinesOfNodes:
     """The lines of a program that made the nodes of autograd's graph, by the numbers that nodes have in the order of creation."""
 
-    def __init__(self) -> None:
+    def __init__(self, program_line: Callable[[str], str]) -> None:
+        """`program_line`: returns the program's line inside calls of the function with this name, of all if it is ""."""
+        self._program_line = program_line
         self._numbers: list[int] = []
         self._lines: list[str] = []
 
@@ -125,8 +126,9 @@ class LinesOfNodes:
     def line(self) -> str:
         """Return the program's line, or in a backward pass the line that made the node whose formula runs; "" if unknown."""
         number = _number_of_running_node()
-        if number is None or (own := program_line(inside=ENGINE)):
-            return program_line() if number is None else own
+        own = self._program_line("" if number is None else ENGINE)
+        if number is None or own:
+            return own
         at = bisect_right(self._numbers, number)
         return self._lines[at] if at < len(self._numbers) else ""
 

@@ -3,6 +3,7 @@
 import torch
 from torch.autograd import forward_ad
 
+from port_planner.base.errors import program_line
 from port_planner.torch_compat.autograd import (
     ASK_WHAT_IS_SAVED,
     ENGINE,
@@ -41,7 +42,7 @@ def test_a_level_of_forward_differentiation_is_seen() -> None:
 
 
 def test_the_line_of_a_node_is_known_while_its_formula_runs() -> None:
-    lines, found = LinesOfNodes(), list[str]()
+    lines, found = LinesOfNodes(program_line), list[str]()
     x = torch.ones(2, requires_grad=True)
     here = int(lines.line().rpartition(":")[2])
     y = x.exp()

@@ -17,7 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from port_agent.training.comparison import tensor_checksum
-from port_planner.base.errors import CaptureError, PortError
+from port_planner.base.errors import CaptureError, PortError, program_line
 from port_planner.column_file import Column
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import BucketSize
@@ -120,7 +120,7 @@ class _Calls(OperatorMode):
         initialise()
         self._calls: list[Call] = []
         self._lines: list[str] = []
-        self._nodes = LinesOfNodes()
+        self._nodes = LinesOfNodes(program_line)
         self.reads: list[tuple[str, bool | int]] = []
         """The lines and values of the reads that are still to come."""
         self._model = job.model

@@ -101,7 +101,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class ViewCall:
-    """A call that made no new memory and is no operator of the tape, such as `detach`; `before`: the number of operators before it."""
+    """A call that only made a view, such as `detach`, and is not on the tape; `before`: the number of operators before it."""
 
     name: str
     line: str
@@ -130,7 +130,7 @@ class Tape:
     results: StepResults = field(default_factory=StepResults)
     """The storages that this step and earlier recorded steps created."""
     views: list[ViewCall] = field(default_factory=list)
-    """Calls of the forward pass that are no operators; they only explain differences."""
+    """Calls of the forward pass that made views; they only explain differences."""
 
 
 def _carried(what: str) -> CaptureError:

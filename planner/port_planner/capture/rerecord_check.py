@@ -52,7 +52,7 @@ def require_same(first: Tape, other: Tape) -> None:
 def first_difference(first: Tape, other: Tape) -> str:
     """Return, with the program's line, the first difference of two tapes of one step; "" if there is none.
 
-    A view is no operator. But if other views precede the first operator that differs, the steps part there.
+    The tapes do not contain views. But if other views precede the first operator that differs, the steps part there.
     """
     for number, (mine, theirs) in enumerate(zip_longest(first.ops, other.ops)):
         difference = _difference(first, mine, other, theirs)

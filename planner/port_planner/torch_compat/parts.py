@@ -43,7 +43,9 @@ def use_part(name: str, reason: str, breaks: str, probe: Callable[[], object] | 
 
 
 def uses(name: str, breaks: str, probe: Callable[[], object] | None = None) -> Callable[[_Used], _Used]:
-    """Register the private part that the decorated function uses; the reason is the first paragraph of the function's docstring."""
+    """Register the private part that the decorated function uses; the reason is the first paragraph of
+    the function's docstring.
+    """
 
     def register(function: _Used) -> _Used:
         reason = " ".join((function.__doc__ or "").partition("\n\n")[0].split())

@@ -29,7 +29,9 @@ _WANTED_SETTINGS: Mapping[str, Collection[object]] = {
 """Accepted values of some settings; all others named in neither set must be off, as in adapters of `finetune`."""
 
 _WHOLE_LAYERS = "modules_to_save"
-"""Setting that names whole layers in an adapter's file, which are compared with those of the model when they are read."""
+"""Setting that names whole layers in an adapter's file, which are compared with those of the
+model when they are read.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,15 @@ import ctypes
 import io
 import json
 import os
+import signal
 import sys
 import threading
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +25,8 @@ from port_agent import budget
 from port_agent.backend import choose
 from port_agent.backend.staging import DeviceSide, Staging, address
 from port_agent.backend.transfer_ring import TransferRing
+from port_agent.finetuning.checkpoint import checkpoint_path
+from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.intercept.dispatch.device_pool import DevicePool
 from port_agent.intercept.dispatch.mode import Interceptor
 from port_agent.intercept.patches.function_guards import FunctionGuards
@@ -138,6 +143,23 @@ def _put(owner: Any, **made: Any) -> None:
     """Have something else in place of what a class has, in a process that ends."""
     for name, value in made.items():
         setattr(owner, name, value)
+
+
+_TEXT = {"text": "to be or not to be that is the question"}
+_ANSWER = {"prompt": "to be or", "completion": " not to be"}
+FINETUNINGS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "adapters with dropout": ("llama", _TEXT, {"lora_rank": 4, "dropout": 0.1}),
+    "a whole model whose head is its table": ("gpt2", _ANSWER, {"lora_rank": None}),
+    "an encoder": ("distilbert", _TEXT, {"lora_rank": 4, "accumulate": 2}),
+    "an encoder with a decoder": ("t5", _ANSWER, {"lora_rank": 4, "batch": 2}),
+    "in blocks of rows, with magnitudes": ("qwen3", _TEXT, {"lora_rank": 4, "dora": True, "head_rows": 16}),
+    "pairs of answers": (
+        "llama",
+        {"prompt": "to be", "chosen": " or not", "rejected": " that"},
+        {"lora_rank": 4, "dpo": 0.1},
+    ),
+}
+"""Kinds of models, what they learn, and how they are fine-tuned on the card."""
 
 
 def followed_card() -> Any:
@@ -279,6 +301,24 @@ def too_large_together(_: list[str]) -> int:
         device = b.report.device
         found[name] = [same, there.card_races(), sorted(set(tiled)), 0 if device is None else device.peak_tensor_bytes]
     return _say(found)
+
+
+def asks_for_a_shape(_: list[str]) -> int:
+    """Say what an operator gives of whose operand the CPU's kernel reads the shape alone, and which is away by then."""
+    there = followed_card()
+
+    def run() -> list[float]:
+        torch.manual_seed(0)
+        logits = torch.randn(192, 256).to(NAME).requires_grad_()
+        loss = torch.nn.functional.cross_entropy(logits, torch.arange(192).to(NAME))
+        others = [torch.full((192, 256), float(k), device=NAME) for k in range(3)]
+        loss.backward()
+        assert logits.grad is not None
+        return [float(t.double().sum().item()) for t in (loss, logits.grad, *others)]
+
+    expected = run()
+    with budget(gpu_tensors="4K"):
+        return _say({"same": run() == expected, "races": there.card_races()})
 
 
 def memory_runs_out(_: list[str]) -> int:
@@ -715,6 +755,47 @@ def mutated_briefly(words: list[str]) -> int:
         return _say({"noticed": repr(error)})
     races = there.card_races() - before
     return _say({"noticed": f"{races} races" if races else "" if found == expected else "bits", "plain": before})
+
+
+def _noted(losses: list[float], stop_after: int | None = None) -> Callable[[Any], None]:
+    """Return what notes the loss of each update, and asks the fine-tuning to stop after one."""
+
+    def note(update: Any) -> None:
+        losses.append(update.loss)
+        if update.done == stop_after:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return note
+
+
+def finetuned(words: list[str]) -> int:
+    """Say what fine-tunings give without a budget, and within one with a stop in between: bits, losses, checkpoints, and what moved."""
+    from port_agent.finetuning.training import finetune
+    from tests.agent.finetuning.tiny_model import make_model
+
+    there, folder, found = followed_card(), Path(words[0]), dict[str, Any]()
+    for name, (kind, record, asked) in FINETUNINGS.items():
+        model, data = make_model(folder / name / "model", kind=kind), folder / name / "data.jsonl"
+        data.write_text(20 * (json.dumps(record) + "\n"))
+        plain = FinetuneOptions(
+            str(model), (str(data),), str(folder / name / "plain"), sequence_tokens=32, learning_rate=1e-3, updates=4, evaluate_every=2,
+            held_out=0.2, device=NAME, **asked,
+        )  # fmt: skip
+        parted = replace(plain, out=str(folder / name / "parted"))
+        expected, losses = list[float](), list[float]()
+        finetune(plain, _noted(expected), lambda note: None)
+        with budget(gpu_tensors="64K") as b:
+            left = finetune(parted, _noted(losses, 2), lambda note: None)
+            kept = torch.load(checkpoint_path(parted), weights_only=True)
+            again = finetune(parted, _noted(losses), lambda note: None)
+        results = [sorted(Path(options.out).glob("*.safetensors")) for options in (plain, parted)]
+        assert b.report.device is not None
+        found[name] = {
+            "bits": [one.read_bytes() == other.read_bytes() for one, other in zip(*results, strict=True)], "losses": losses == expected,
+            "left": [left.left, again.left], "moved": b.report.device.written_bytes, "races": there.card_races(),
+            "kept on": sorted({str(t.device) for t in (*kept["trained"], *(s["exp_avg"] for s in kept["optimizer"]["state"].values()))}),
+        }  # fmt: skip
+    return _say(found)
 
 
 def measured(_: list[str]) -> int:

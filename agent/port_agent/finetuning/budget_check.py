@@ -14,6 +14,7 @@ from port_agent.intercept.residency.memory import BudgetTooSmallError, min_ram_f
 from port_agent.intercept.residency.storages import SMALLEST_BYTES
 from port_planner.base.process_memory import peak_resident_bytes
 from port_planner.base.units import format_bytes
+from port_planner.ir.device_kinds import CPU
 
 WORKING_BYTES = 64 << 20
 """Bytes by which the process grows once kernels run, after all code pages were released: their code, workspaces, and the trace of the
@@ -28,6 +29,9 @@ _FEW_ROWS = 64
 
 _HARDLY = 0.01
 """Share of the budget that the process may exceed and still continue, because code pages are loaded as they run, between two checks."""
+
+_NOT_REPEATABLE = "deterministic implementation"
+"""Text of torch's error for an operator that gives other bits each time."""
 
 _STEP_BYTES = 10 << 20
 """Suggested budgets are rounded up to multiples of this."""
@@ -66,6 +70,9 @@ class BudgetCheck:
         if process is None:
             return None
         held = process.held_bytes()
+        if self._options.device != CPU:  # tensors are there; its own budget rejects what does not fit
+            _check_host(process.ram_bytes, held)
+            return None
         small = sum((1 + MOMENTS) * t.nbytes for t in trained if t.nbytes < SMALLEST_BYTES)
         beside = held + WORKING_BYTES + small
         at_once = None
@@ -109,8 +116,15 @@ class BudgetCheck:
         """Raise FinetuneError with remedies if something in the block does not fit."""
         try:
             yield
-        except BudgetTooSmallError as error:
+        except (BudgetTooSmallError, torch.OutOfMemoryError) as error:
             raise FinetuneError(f"{error}, {self._remedies()}") from error
+        except RuntimeError as error:
+            if _NOT_REPEATABLE not in str(error):
+                raise
+            raise FinetuneError(
+                f"an operator of this model adds in another order each time on {self._options.device} "
+                f"({str(error).splitlines()[0]}); train with --device cpu"
+            ) from error
 
     def check_peak(self) -> str | None:
         """Return a note, once, if the process took slightly more than the budget; raise FinetuneError if it took much more."""
@@ -140,6 +154,16 @@ def rows_that_fit(
         if min_ram_for(beside_bytes + loss.bytes_at_once(rows, at_once)) <= ram_bytes:
             break
     return at_once
+
+
+def _check_host(ram_bytes: int, held_bytes: int) -> None:
+    """Raise FinetuneError if a budget cannot hold this process, whose tensors are on a device."""
+    least = min_ram_for(held_bytes + WORKING_BYTES)
+    if least > ram_bytes:
+        raise FinetuneError(
+            f"{format_bytes(ram_bytes)} is too little: this process takes {format_bytes(held_bytes)} of the host's memory before the "
+            f"first update, running kernels about {format_bytes(WORKING_BYTES)}; give --ram {_advised(least)}"
+        )
 
 
 def _too_little(

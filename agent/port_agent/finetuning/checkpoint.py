@@ -14,18 +14,23 @@ from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.curve import Curve, CurvePoint
 from port_agent.finetuning.evaluation import HeldOutLosses
 from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_WEIGHTS
+from port_agent.finetuning.inputs.on_device import on_host, set_random_states
 from port_agent.finetuning.inputs.options import Compute, FinetuneError, FinetuneOptions
 from port_agent.finetuning.inputs.run_date import forget_run, keep_for_resuming, state_folder
 from port_agent.system.atomic_file import atomic_stream
 from port_planner.exactness.applied_arithmetic import set_arithmetic
 from port_planner.ir.arithmetic import Arithmetic
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.torch_arithmetic import arithmetic
 
 _NAME, _ROUND_NAME, _LOSSES_SUFFIX, _BEST_SUFFIX = "checkpoint.pt", "round.pt", ".losses", ".best"
 
+_GENERATORS = "generator", "device_generator"
+"""Names of the states of torch's generator and of the device's, which is absent on the CPU."""
+
 _DEFAULTS = FinetuneOptions("", (), "")
 _LATER_SETTINGS = (
-    "autocast", "begin_from", "alpha", "rslora", "dora", "borders", "dpo", "orpo", "dropout", "weight_decay", "warm_up", "schedule", "evaluate_every", "patience", "proximal_mu"
+    "autocast", "begin_from", "alpha", "rslora", "dora", "borders", "dpo", "orpo", "dropout", "weight_decay", "warm_up", "schedule", "evaluate_every", "patience", "proximal_mu", "device"
 )  # fmt: skip
 
 _DAMAGED = (RuntimeError, ValueError, KeyError, EOFError, OSError, NotImplementedError, zipfile.BadZipFile)
@@ -56,7 +61,7 @@ class Checkpoint:
         held_out: Sequence[Any] = (),
     ) -> None:
         self._base, self._round = base, round
-        self._compute = options.compute or Compute.STORED
+        self._compute, self._device = options.compute or Compute.STORED, options.device
         self._out, self._date, self._answer_tokens = Path(options.out), options.date, options.answer_tokens
         self.path = checkpoint_path(options, round)
         settings = msgspec.to_builtins(
@@ -89,11 +94,11 @@ class Checkpoint:
         progress: FinetuneProgress,
         trained: Sequence[torch.Tensor],
         parts: dict[str, Any],
-        generator: torch.Tensor,
+        generators: Sequence[torch.Tensor],
     ) -> None:
         """Write the checkpoint; the old one stays until the new one is complete.
 
-        `generator`: state of torch's generator. Raises OSError.
+        `generators`: what `random_states` returned. Raises OSError.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         keep_for_resuming(self._out, self._date, self._answer_tokens)
@@ -107,11 +112,11 @@ class Checkpoint:
                     "loss_before": progress.loss_before,
                     "losses": progress.curve.losses,
                     "evaluations": [(one.updates, one.loss) for one in progress.curve.evaluations],
-                    "trained": [t.detach() for t in trained],
-                    "generator": generator,
+                    "trained": on_host([t.detach() for t in trained]),
+                    **dict(zip(_GENERATORS, generators, strict=False)),
                     "arithmetic": tuple(arithmetic()),
                     "compute": self._compute.value,
-                    **{name: part.state_dict() for name, part in parts.items()},
+                    **{name: on_host(part.state_dict()) for name, part in parts.items()},
                 },
                 stream,
             )
@@ -126,7 +131,7 @@ class Checkpoint:
             return None
         try:
             _check_sums(self.path)
-            found = torch.load(self.path, weights_only=True, mmap=True)
+            found = torch.load(self.path, map_location=CPU, weights_only=True, mmap=True)
         except _DAMAGED as error:
             raise FinetuneError(f"{self.path} is damaged ({error}); remove it to start again") from error
         if found["id"] != self._id and self._round is not None:
@@ -146,7 +151,7 @@ class Checkpoint:
         _copy(found["trained"], trained)
         for name, part in parts.items():
             part.load_state_dict(found[name])
-        torch.set_rng_state(found["generator"].clone())
+        set_random_states(self._device, [found[name] for name in _GENERATORS if name in found])
         if "arithmetic" in found:  # absent if an older agent wrote it
             set_arithmetic(Arithmetic(*found["arithmetic"]))
         evaluations = [CurvePoint(*one) for one in found.get("evaluations", ())]
@@ -156,13 +161,13 @@ class Checkpoint:
         """Keep the weights after `updates` updates next to the checkpoint. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_stream(self._best, 0) as stream:
-            torch.save({"id": self._id, "updates": updates, "trained": [t.detach() for t in trained]}, stream)
+            torch.save({"id": self._id, "updates": updates, "trained": on_host([t.detach() for t in trained])}, stream)
 
     def restore_best(self, updates: int, trained: Sequence[torch.Tensor]) -> None:
         """Restore the weights after `updates` updates. Raises FinetuneError if they are missing or damaged."""
         try:
             _check_sums(self._best)
-            found = torch.load(self._best, weights_only=True, mmap=True)
+            found = torch.load(self._best, map_location=CPU, weights_only=True, mmap=True)
         except _DAMAGED as error:
             raise FinetuneError(f"{self._best}, the best weights, is damaged ({error}); train again") from error
         if (found["id"], found["updates"]) != (self._id, updates):

@@ -13,6 +13,7 @@ from port_agent.finetuning.quantized.widened import SHORT
 from port_agent.finetuning.text.task import Task, TaskKind
 from port_agent.finetuning.trained_model import outline
 from port_planner.exactness.half_products import in_software, slowdown
+from port_planner.ir.device_kinds import CPU
 
 _WORTH = 3.0
 """Ratio by which a product must be slower in 16 bits to switch to 32: the bits differ, so noise must not decide. In software the ratio
@@ -47,6 +48,8 @@ def _choice(options: FinetuneOptions, task: Task, round: str | None) -> ComputeC
             f"--dora measures the rows of a weight, which a quantized one (--base {options.base}) does not have; "
             "give one of them"
         )
+    if options.device != CPU:
+        return ComputeChoice(Compute.STORED)
     fixed = options.base is not None or options.autocast or options.dora
     if options.compute is Compute.FLOAT32 and fixed:
         other = "--autocast" if options.autocast else "--dora" if options.dora else f"--base {options.base}"
@@ -83,7 +86,7 @@ def _kept(options: FinetuneOptions, round: str | None) -> Compute | None:
     """Return the type in which the existing checkpoint computes; None if there is none, or if it is unreadable, which is reported later."""
     path = checkpoint_path(options, round)
     try:
-        found = torch.load(path, weights_only=True, mmap=True)
+        found = torch.load(path, map_location=CPU, weights_only=True, mmap=True)
         return Compute(found.get("compute", Compute.STORED))
     except (OSError, RuntimeError, ValueError, EOFError, zipfile.BadZipFile):
         return None

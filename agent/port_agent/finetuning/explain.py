@@ -30,6 +30,7 @@ from port_agent.packing.quantized import Quantization
 from port_planner.base.code_pages import release_code_pages
 from port_planner.base.process_memory import resident_bytes
 from port_planner.base.units import format_bytes
+from port_planner.ir.device_kinds import CPU
 from port_planner.torch_compat.modes import OperatorMode
 from port_planner.torch_compat.tensors import FakeTensorMode
 
@@ -297,7 +298,7 @@ def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, 
         tokens = torch.zeros((options.sequences_at_once, length), dtype=torch.long)
         read = torch.ones((options.batch, source or length), dtype=torch.long)
         inputs = model_inputs(tokens, (tokens, read) if task.encoder_alone else (read, read) if source else None)
-        with forward_pass(autocast=options.autocast):
+        with forward_pass(CPU, autocast=options.autocast):
             logits = model(**inputs, **({} if task.encoder_alone else {"use_cache": False})).logits
     return sum(kept.values()), 0 if task.labels else logits.nbytes
 

@@ -19,6 +19,7 @@ from port_agent.finetuning.result import check_result_place
 from port_agent.finetuning.text.records import Records
 from port_agent.finetuning.text.sources import files_of
 from port_planner.base.units import shown
+from port_planner.ir.device_kinds import CPU
 
 _LARGEST_BYTES = 1 << 20
 """Largest size in bytes of a job, which contains options and a line for each of the model's files."""
@@ -49,6 +50,10 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
         writes it once more.
         """
         check_result_place(options)
+        if options.device != CPU:
+            raise FinetuneError(
+                f"a submitted fine-tuning computes on the CPU, not on {options.device}; leave out --device"
+            )
         return cls(
             options=replace(options, json=False, overwrite=True),
             ram_bytes=ram_bytes,

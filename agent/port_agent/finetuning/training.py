@@ -31,6 +31,7 @@ from port_agent.finetuning.event_file import EventFile
 from port_agent.finetuning.federated import FederatedRound, give_adapter_of
 from port_agent.finetuning.inputs.libraries import plain_model
 from port_agent.finetuning.inputs.model_files import check_free_space
+from port_agent.finetuning.inputs.on_device import begin_on_device, random_states, set_random_states
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from port_agent.finetuning.inputs.schedule import rate_share
 from port_agent.finetuning.model_card import CLIP_NORM, MODEL_CARD, TrainedOn, model_card
@@ -45,6 +46,7 @@ from port_agent.finetuning.trained_model import check_takes, load_model, multipl
 from port_agent.intercept.budget import flash_written_bytes, leaving_headroom, without_prefetch
 from port_agent.system.atomic_file import atomic_directory, write_atomically
 from port_planner.base.errors import ExitCode
+from port_planner.ir.device_kinds import CPU
 
 _SAMPLE_TOKENS = 48
 
@@ -126,6 +128,7 @@ def _finetune(
     options, why = choose_compute(options, task, None if given is None else given.name)
     if why:
         note(f"computes in {options.compute}: {why}")
+    begin_on_device(options.device)
     base = BaseRecord.of(options)
     budget = BudgetCheck(options)
     longest = split.lengths.longest
@@ -152,6 +155,9 @@ def _finetune(
                 f"--dpo compares with the model without adapters, not with what {options.begin_from} has learned; to "
                 "compare with that, merge it into the model first (port-agent merge), and train a new adapter of the result"
             )
+    if options.device != CPU:
+        with budget.held():
+            _move(model, options.device)
     run = _Finetuning(options, found, base, model, budget, steering, given, note)
     if given is None and (text := _uneven(options, len(split.train))):
         note(text)
@@ -161,6 +167,18 @@ def _finetune(
     except TrainingExit:
         run.keep_if_time()
         raise
+
+
+def _move(model: Any, kind: str) -> None:
+    """Move a model to a kind of device. Weights that layers share stay shared, also where torch makes a new parameter for each."""
+    shared: dict[int, list[tuple[Any, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            shared.setdefault(id(parameter), []).append((module, name))
+    model.to(kind)
+    for (module, name), *others in shared.values():
+        for other, of_other in others:
+            setattr(other, of_other, getattr(module, name))
 
 
 def _begin_from(folder: Path, model: Any, base: BaseRecord) -> None:
@@ -310,8 +328,8 @@ class _Finetuning:
         """The update after which the last checkpoint was written."""
         if given is not None and given.number:  # a model drawn by the seed computes its own masks
             torch.manual_seed(options.seed + given.number)
-        self._generator = torch.get_rng_state()
-        """The generator's state after `done` updates."""
+        self._generators = random_states(options.device)
+        """The generators' states after `done` updates."""
 
     @property
     def _checkpoint_bytes(self) -> int:
@@ -335,7 +353,9 @@ class _Finetuning:
         self._choose_order()
 
     def _choose_order(self, flash_bytes: int = 0) -> None:
-        """Run layer by layer from here on if it is worthwhile; `flash_bytes`: see `accumulation_of`."""
+        """Run layer by layer from here on if it is worthwhile, on the CPU; `flash_bytes`: see `accumulation_of`."""
+        if self.options.device != CPU:
+            return
         weights_bytes = multiplied_bytes(self.model) + (1 + MOMENTS) * sum(t.nbytes for t in self.trained)
         accumulation = accumulation_of(
             plain_model(self.model), self.options, self.task, weights_bytes, self.budget.tensor_bytes(), flash_bytes
@@ -369,7 +389,7 @@ class _Finetuning:
         if progress is None and self.loss_before is not None:
             self.curve.evaluations.append(CurvePoint(0, self.loss_before))
             self._tell("held-out loss", self.loss_before)
-        self._generator = torch.get_rng_state()
+        self._generators = random_states(self.options.device)
         return progress is not None
 
     def train(self, report: ReportUpdate) -> None:
@@ -504,6 +524,7 @@ class _Finetuning:
         self.check_weights()
         options = self.options
         try:
+            self._leave_device()
             if options.lora_rank is None and not options.float32_result:
                 self.model.to(stored_dtype(Path(options.model)))
             replaced = may_replace(options)
@@ -523,6 +544,12 @@ class _Finetuning:
                 f"{options.out} cannot be written ({error}); {self.checkpoint.path} has all {self.done} updates: "
                 "free some space, and the same command writes the result"
             ) from error
+
+    def _leave_device(self) -> None:
+        """Move what is written to the host, where it is written as after a training on the CPU."""
+        for module in [self.model] if self.options.lora_rank is None else list(self.model.modules()):
+            if any(p.requires_grad for p in module.parameters(recurse=self.options.lora_rank is None)):
+                _move(module, CPU)
 
     def _card(self, loss_after: float | None) -> str:
         trained = TrainedOn(len(self.train_on), len(self.held_out), self.done, self.loss_before, loss_after)
@@ -551,7 +578,7 @@ class _Finetuning:
         self.check_weights()
         begin, progress = time.monotonic(), FinetuneProgress(self.done, self.loss_before, self.curve)
         with self._writing():
-            self.checkpoint.write(progress, self.trained, self.parts, self._generator)
+            self.checkpoint.write(progress, self.trained, self.parts, self._generators)
         self._kept = self.done
         self._steering.wrote(self.done, self.checkpoint.path.stat().st_size, time.monotonic() - begin)
 
@@ -571,7 +598,7 @@ class _Finetuning:
                 self._note(f"the batches of an update run one at a time: {error}")
                 self._by_layers, self._may_run_by_layers = None, False
                 self.optimizer.zero_grad()
-                torch.set_rng_state(self._generator)
+                set_random_states(self.options.device, self._generators)
         total = 0.0
         for batch in batches:
             total += self._learned_loss(*self._as_tensors(batch), gradient_of=learned).item()
@@ -583,7 +610,7 @@ class _Finetuning:
         self.optimizer.step()
         self.schedule.step()
         self.done += 1
-        self._generator = torch.get_rng_state()
+        self._generators = random_states(self.options.device)
 
     @torch.no_grad()
     def _hold_near_start(self, mu: float) -> None:
@@ -649,11 +676,20 @@ class _Finetuning:
         return (self._asked(sequence, f"held out {place}") for place, sequence in enumerate(self.held_out))
 
     def _as_tensors(self, batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, Beside]:
-        return (
-            _as_tensors(batch)
-            if not self.task.encoder_alone
-            else _as_encoder_tensors(batch, self.options.sequence_tokens)
-        )
+        """Return a batch's tokens, labels and other inputs on the device."""
+        if self.task.encoder_alone:
+            tokens, labels, beside = _as_encoder_tensors(batch, self.options.sequence_tokens)
+        else:
+            tokens, labels, beside = _as_tensors(batch)
+        if self.options.device == CPU:
+            return tokens, labels, beside
+        there = tokens.to(self.options.device)
+        if isinstance(beside, tuple):  # an encoder's own tokens are the same tensor
+            source = there if beside[0] is tokens else beside[0].to(self.options.device)
+            beside = source, beside[1].to(self.options.device)
+        elif beside is not None:
+            beside = beside.to(self.options.device)
+        return there, labels.to(self.options.device), beside
 
 
 def _rows(batch: Sequence[TokenSequence]) -> int:
@@ -675,7 +711,7 @@ def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Ten
     return tokens, labels, _encoder_input([s.source for s in batch if s.source is not None])
 
 
-def _as_encoder_tensors(batch: Sequence[TokenSequence], most: int) -> tuple[torch.Tensor, torch.Tensor, EncoderInput]:
+def _as_encoder_tensors(batch: Sequence[TokenSequence], most: int) -> tuple[torch.Tensor, torch.Tensor, Beside]:
     """Return tokens and labels as `_as_tensors`, or a label for each text, [batch, 1], and the mask of tokens.
 
     They are padded to whole buckets, but not to more than `most` tokens.
@@ -704,7 +740,7 @@ def _encoder_input(sources: "list[array[int]]") -> EncoderInput | None:
 
 def _sample(model: Any, tokenizer: TokenizerProtocol, prompt: Sequence[int]) -> str:
     """Return what the model writes after a prompt when it always chooses the likeliest token."""
-    tokens = torch.tensor([list(prompt)])
+    tokens = torch.tensor([list(prompt)], device=model.device)
     model.eval()
     with torch.no_grad(), without_prefetch():  # each token's step is another: a trace of them all only grows
         written = model.generate(

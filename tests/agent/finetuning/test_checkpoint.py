@@ -27,7 +27,7 @@ def test_it_puts_everything_back(encoded: FinetuneOptions) -> None:
     optimizer.step()
     kept, kept_generator = weight.detach().clone(), torch.get_rng_state()
     checkpoint = Checkpoint(encoded, [1], BASE)
-    checkpoint.write(FinetuneProgress(7, 2.5), [weight], {"optimizer": optimizer}, kept_generator)
+    checkpoint.write(FinetuneProgress(7, 2.5), [weight], {"optimizer": optimizer}, (kept_generator,))
     optimizer.step()
     torch.rand(3)
     assert checkpoint.read([weight], {"optimizer": optimizer}) == FinetuneProgress(7, 2.5)
@@ -42,14 +42,14 @@ def test_torchs_arithmetic_is_that_of_the_updates_before(encoded: FinetuneOption
     checkpoint = Checkpoint(encoded, [1], BASE)
     with unchanged_arithmetic():
         onednn.enabled = False  # type: ignore[assignment]  # as a product leaves it that oneDNN refuses
-        checkpoint.write(FinetuneProgress(1, None), [], {}, torch.get_rng_state())
+        checkpoint.write(FinetuneProgress(1, None), [], {}, (torch.get_rng_state(),))
     with unchanged_arithmetic():
         assert onednn.enabled and checkpoint.read([], {}) is not None
         assert not onednn.enabled
 
 
 def test_what_it_is_of_does_not_depend_on_how_it_is_shown(encoded: FinetuneOptions) -> None:
-    Checkpoint(encoded, [1], BASE).write(FinetuneProgress(1, None), [], {}, torch.get_rng_state())
+    Checkpoint(encoded, [1], BASE).write(FinetuneProgress(1, None), [], {}, (torch.get_rng_state(),))
     shown = replace(encoded, json=True, sample="words", show_data=9, date="2025-03-09")
     assert Checkpoint(shown, [1], BASE).read([], {}) == FinetuneProgress(1, None)
     for other in (Checkpoint(encoded, [2], BASE), Checkpoint(replace(encoded, seed=1), [1], BASE)):
@@ -61,7 +61,7 @@ def test_what_it_is_of_does_not_depend_on_how_it_is_shown(encoded: FinetuneOptio
 
 def test_a_damaged_one_is_refused(encoded: FinetuneOptions) -> None:
     checkpoint = Checkpoint(encoded, [], BASE)
-    checkpoint.write(FinetuneProgress(1, None), [torch.ones(9)], {}, torch.get_rng_state())
+    checkpoint.write(FinetuneProgress(1, None), [torch.ones(9)], {}, (torch.get_rng_state(),))
     checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:100])
     with pytest.raises(FinetuneError, match=r"is damaged .* remove it to start again"):
         checkpoint.read([torch.ones(9)], {})
@@ -69,7 +69,7 @@ def test_a_damaged_one_is_refused(encoded: FinetuneOptions) -> None:
 
 def test_the_date_of_the_run_is_kept_with_it(encoded: FinetuneOptions) -> None:
     checkpoint = Checkpoint(replace(encoded, date="2025-03-09"), [1], BASE)
-    checkpoint.write(FinetuneProgress(1, None), [], {}, torch.get_rng_state())
+    checkpoint.write(FinetuneProgress(1, None), [], {}, (torch.get_rng_state(),))
     assert date_of_run(Path(encoded.out)) == "2025-03-09"
     checkpoint.remove()
     assert not checkpoint.path.parent.exists()
@@ -78,7 +78,7 @@ def test_the_date_of_the_run_is_kept_with_it(encoded: FinetuneOptions) -> None:
 @pytest.mark.slow
 def test_no_flipped_bit_goes_unseen(encoded: FinetuneOptions) -> None:
     checkpoint = Checkpoint(encoded, [], BASE)
-    checkpoint.write(FinetuneProgress(3, 2.5), [torch.ones(9)], {}, torch.get_rng_state())
+    checkpoint.write(FinetuneProgress(3, 2.5), [torch.ones(9)], {}, (torch.get_rng_state(),))
     content = checkpoint.path.read_bytes()
     refused = 0
     for place in range(0, len(content), 3):
@@ -99,7 +99,7 @@ def test_it_is_refused_with_other_held_out_text_and_losses_of_other_weights_are_
     encoded: FinetuneOptions, tmp_path: Path
 ) -> None:
     kept = Checkpoint(encoded, [1], BASE, held_out=[2])
-    kept.write(FinetuneProgress(1, 2.5), [], {}, torch.get_rng_state())
+    kept.write(FinetuneProgress(1, 2.5), [], {}, (torch.get_rng_state(),))
     assert Checkpoint(encoded, [1], BASE, held_out=[2]).read([], {}) == FinetuneProgress(1, 2.5)
     with pytest.raises(FinetuneError, match="belongs to other held-out text"):
         Checkpoint(encoded, [1], BASE, held_out=[3]).read([], {})

@@ -84,7 +84,7 @@ def test_a_run_goes_on_as_it_began(asked: FinetuneOptions, slow: None) -> None:
     for began in Compute:
         options = replace(asked, compute=began)
         Checkpoint(options, [1], BaseRecord("model", None, {})).write(
-            FinetuneProgress(1, None), [], {}, torch.get_rng_state()
+            FinetuneProgress(1, None), [], {}, (torch.get_rng_state(),)
         )
         assert chosen(asked)[0] is began
         going_on = Checkpoint(choose_compute(asked, CAUSAL)[0], [1], BaseRecord("model", None, {}))

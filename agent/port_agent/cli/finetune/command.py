@@ -38,6 +38,7 @@ from port_agent.packing.quantized import Quantization
 from port_agent.system.python_process import few_kernels_environment
 from port_agent.worker.thread_limit import usable_cores
 from port_planner.base.units import format_bytes
+from port_planner.ir.device_kinds import CPU
 
 if TYPE_CHECKING:
     from port_agent.finetuning.job_file import FinetuneJob
@@ -67,6 +68,7 @@ examples:
   port-agent finetune TinyLlama-1.1B --data chats.jsonl --ram 600M --epochs 3 --sample "How do I" --out chats-adapter
   port-agent finetune Qwen2.5-3B --data notes.txt --ram 900M --base nf4 --out notes-adapter
   port-agent finetune distilbert-base-uncased --data reviews.jsonl --ram 600M --out stars
+  port-agent finetune Qwen2.5-3B --data notes.txt --ram 8G --device cuda --gpu-ram 4G --out notes-adapter
   port-agent finetune gpt2 --data poems.txt --ram 1G --full --out gpt2-poems --opportunistic
   port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --submit
   port-agent finetune gpt2 --data poems.txt --ram 700M --out gpt2-poems --explain
@@ -117,6 +119,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--ram", type=size, required=True, metavar="SIZE", help="memory of the whole process, e.g. 600M"
     )
+    _add_device(parser.add_argument_group("the device"))
     _add_what_is_trained(parser.add_argument_group("what is trained"))
     _add_updates(parser.add_argument_group("updates"))
     _add_rate(parser.add_argument_group("the optimizer, AdamW"))
@@ -126,6 +129,23 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_job(parser.add_argument_group("the job"))
     add_budget_options(parser)
     parser.set_defaults(run=_finetune, tensors=None)
+
+
+def _add_device(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--device",
+        metavar="KIND",
+        default=CPU,
+        help="cpu or cuda: device that trains (default cpu). The result's bits are those of that kind of device; every operator "
+        "has to repeat to the bit there",
+    )
+    group.add_argument(
+        "--gpu-ram",
+        type=size,
+        metavar="SIZE",
+        help="with --device: memory that the process may take on the GPU, e.g. 6G, context and libraries included. What does "
+        "not fit moves to the host's memory, within --ram, and from there to the disk (default: no limit)",
+    )
 
 
 def _add_what_is_trained(group: "argparse._ArgumentGroup") -> None:

@@ -2,14 +2,16 @@
 
 import argparse
 from collections.abc import Iterable
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from port_agent.cli.arguments import UsageError
 from port_agent.finetuning.inputs.answer_length import PACKED_TOKENS, longest_answer
 from port_agent.finetuning.inputs.earlier_adapter import AdapterSettings, adapter_settings
-from port_agent.finetuning.inputs.options import FinetuneOptions
+from port_agent.finetuning.inputs.options import Compute, FinetuneOptions, MicroBatchOrder
 from port_agent.finetuning.inputs.run_date import date_of_run, length_of_run
 from port_agent.packing.quantized import Quantization
+from port_planner.ir.device_kinds import BACKEND_GROUP, CPU, CUDA, MPS
 
 AS_STORED = "bf16"
 """Value of --base that keeps the weights as they are stored, and requires bfloat16."""
@@ -65,6 +67,7 @@ def check_finetune_arguments(arguments: argparse.Namespace) -> None:
             a.orpo and (a.head_rows or a.dropout),
             "--orpo compares answers on all rows at once and without dropout; leave out --head-rows and --dropout",
         ),
+        *_wrong_on_device(a),
         (alone and not a.submit, f"{_word(alone)} is for a job of the agent; add --submit"),
         (
             only and (a.submit or a.opportunistic),
@@ -74,6 +77,33 @@ def check_finetune_arguments(arguments: argparse.Namespace) -> None:
     for is_wrong, message in wrong:
         if is_wrong:
             raise UsageError(message)
+
+
+def _wrong_on_device(a: argparse.Namespace) -> tuple[tuple[object, str], ...]:
+    """Return what would be wrong about `--device` and `--gpu-ram`, and whether it is."""
+    known = (CPU, CUDA, *sorted(entry_points(group=BACKEND_GROUP).names))
+    if a.device == CPU:
+        return ((a.gpu_ram, "--gpu-ram bounds the memory of a GPU, and this trains on the CPU; give --device cuda"),)
+    there = f"--device {a.device}"
+    only = next((name for name in ("submit", "explain") if getattr(a, name)), None)
+    return (
+        (
+            a.device == MPS,
+            f"{there}: torch 2.13 cannot resize storages of MPS, and training on it was never tried; use --device {CPU}",
+        ),
+        (a.device not in known, f"{there} is not a valid device; give {' or '.join(known)}"),
+        (
+            a.base in tuple(Quantization),
+            f"--base {a.base} decodes weights on the CPU; leave it out with {there}, where weights that do not fit into --gpu-ram "
+            "move to the host's memory",
+        ),
+        (a.compute is Compute.FLOAT32, f"--compute float32 widens weights on the CPU; leave it out with {there}"),
+        (
+            a.accumulate_by is MicroBatchOrder.LAYERS,
+            f"--accumulate-by layers runs on the CPU; leave it out with {there}",
+        ),
+        (only, f"{_word(only)} is for a fine-tuning on the CPU; leave out {there}"),
+    )
 
 
 def options_of(arguments: argparse.Namespace) -> FinetuneOptions:
@@ -89,7 +119,8 @@ def options_of(arguments: argparse.Namespace) -> FinetuneOptions:
     answer_tokens = 0  # pairs of answers are compared on all rows of logits at once, an encoder has its own length
     if a.seq_len is None and not (a.dpo or a.orpo):
         kept = length_of_run(a.out)
-        answer_tokens = longest_answer(a.model, a.ram // a.batch, with_head=a.full) if kept is None else kept
+        memory_bytes = a.gpu_ram or a.ram
+        answer_tokens = longest_answer(a.model, memory_bytes // a.batch, with_head=a.full) if kept is None else kept
     return FinetuneOptions(
         model=str(a.model.absolute()), data=_absolute(a.data), valid=_absolute(a.valid), out=str(a.out.absolute()),
         lora_rank=None if a.full else adapter.rank, base=None if a.base in (None, AS_STORED) else Quantization(a.base),
@@ -98,7 +129,7 @@ def options_of(arguments: argparse.Namespace) -> FinetuneOptions:
         compute=a.compute, head_rows=a.head_rows, epochs=a.epochs, updates=a.updates, learning_rate=a.lr or (_FULL_RATE if a.full else _ADAPTERS_RATE),
         warm_up=a.warm_up, schedule=a.schedule, weight_decay=a.weight_decay, proximal_mu=a.proximal_mu, held_out=a.held_out, evaluate_every=a.eval_every, patience=a.patience,
         events=None if a.tensorboard is None else str(a.tensorboard.absolute()), seed=a.seed, date=a.date or date_of_run(a.out), sample=a.sample, json=a.json, show_data=a.show_data or 1, borders=a.borders, dpo=a.dpo, orpo=a.orpo, float32_result=a.float32,
-        overwrite=a.overwrite,
+        overwrite=a.overwrite, device=a.device,
     )  # fmt: skip
 
 

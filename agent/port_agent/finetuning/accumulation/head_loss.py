@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from port_agent.finetuning.accumulation.head_rows import HeadRows, head_row_blocks, works_by_element
 from port_agent.finetuning.inputs.libraries import BaseModelOutputWithPastAndCrossAttentions, plain_model
+from port_agent.finetuning.inputs.on_device import forked_random
 from port_agent.finetuning.inputs.options import FinetuneError
 from port_agent.finetuning.quantized.widened import WidenedLinear
 from port_agent.finetuning.text.sequence_file import IGNORED
@@ -26,6 +27,7 @@ from port_agent.finetuning.text.sequences import BUCKET_TOKENS
 from port_agent.finetuning.text.task import TaskKind
 from port_agent.intercept.tiles.products import accumulated_bytes, column_blocks, gathered_bytes
 from port_planner.base.tensor_bytes import same_bits
+from port_planner.ir.device_kinds import CPU
 
 _BLOCK_BYTES = 4 << 20
 """Bytes of a block of rows in 32 bits."""
@@ -130,8 +132,8 @@ class LearnedLoss:
         return self._of_rows(hidden[:, -kept:], following, gradient_of, of)
 
     def forward_pass(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context for a forward pass."""
-        return forward_pass(autocast=self._autocast)
+        """Return the context for a forward pass on the CPU."""
+        return forward_pass(CPU, autocast=self._autocast)
 
     def stands_alone(self, tokens: torch.Tensor) -> bool:
         """Return whether the head, given hidden rows, returns what the whole model returns. Tested once, on the first of some tokens."""
@@ -188,7 +190,7 @@ class LearnedLoss:
                 "time: it is trained, under --autocast, or not a separate module after the other layers; leave out "
                 "--head-rows"
             )
-        with self.forward_pass():
+        with forward_pass(labels.device.type, autocast=self._autocast):
             if self._keeps_rows:
                 logits = self._model(**inputs, **self._settings, logits_to_keep=kept).logits
             else:
@@ -207,7 +209,7 @@ class LearnedLoss:
         The logits of a block are released before the next.
         """
         rows = hidden.reshape(-1, hidden.shape[-1])
-        chosen, given = torch.empty(len(labels), 1), torch.empty_like(rows.detach())
+        chosen, given = torch.empty(len(labels), 1, device=rows.device), torch.empty_like(rows.detach())
         for start, stop in self._blocks(len(labels)):
             block = rows.detach()[start:stop]
             if gradient_of is not None and not self._is_product:
@@ -252,7 +254,7 @@ class LearnedLoss:
         """Return whether the head, given the backbone's output for some tokens, returns what the whole model returns."""
         seen: list[torch.Tensor] = []
         watching = self._backbone.register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
-        with torch.no_grad(), torch.random.fork_rng(devices=()):
+        with torch.no_grad(), forked_random(tokens.device.type):
             try:
                 logits = self._model(input_ids=tokens[:1, :SEEN_TOKENS], use_cache=False).logits
                 if not seen:  # it calls only a part of its backbone, as OPT calls its decoder
@@ -330,7 +332,7 @@ class LabelLoss:
 
         `labels`: a number for each text, [batch, 1]; otherwise as `LearnedLoss`.
         """
-        with forward_pass(autocast=self._autocast):
+        with forward_pass(tokens.device.type, autocast=self._autocast):
             logits = self._model(**model_inputs(tokens, source)).logits.float()
         loss = F.cross_entropy(logits, labels[:, 0], reduction="sum")
         if gradient_of is not None:
@@ -350,12 +352,12 @@ class LabelLoss:
         return 0
 
 
-def forward_pass(*, autocast: bool) -> contextlib.AbstractContextManager[object]:
-    """Return the context for a forward pass.
+def forward_pass(kind: str, *, autocast: bool) -> contextlib.AbstractContextManager[object]:
+    """Return the context for a forward pass on a kind of device.
 
     Casts of weights are not cached, because they would stay in memory until the end of the pass.
     """
-    return torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if autocast else contextlib.nullcontext()
+    return torch.autocast(kind, torch.bfloat16, cache_enabled=False) if autocast else contextlib.nullcontext()
 
 
 class _BackboneOutput(nn.Module):
@@ -397,7 +399,7 @@ def chosen_log_probabilities(
     operators that autograd would call, so an interceptor sees one forward and one backward pass.
     """
     memory, labels = logits.detach().view(-1, logits.shape[-1]), labels.reshape(-1)
-    chosen = torch.empty(len(labels), 1)
+    chosen = torch.empty(len(labels), 1, device=memory.device)
     for start, stop in row_blocks(len(labels), memory.shape[1]):
         learned = labels[start:stop, None].clamp(min=0)
         with torch.no_grad():
@@ -405,7 +407,9 @@ def chosen_log_probabilities(
             chosen[start:stop] = log_probabilities.gather(1, learned)
             if gradient_of is not None:
                 each = (
-                    gradient_of[start:stop] if isinstance(gradient_of, torch.Tensor) else -torch.ones(()) / gradient_of
+                    gradient_of[start:stop]
+                    if isinstance(gradient_of, torch.Tensor)
+                    else -torch.ones((), device=memory.device) / gradient_of
                 )
                 share = torch.where(labels[start:stop, None] == IGNORED, 0.0, each)
                 given = torch.zeros_like(log_probabilities).scatter_(1, learned, share)

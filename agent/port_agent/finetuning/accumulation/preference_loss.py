@@ -72,7 +72,7 @@ class PreferenceLoss:
 
     def _logits(self, tokens: torch.Tensor, kept: int) -> torch.Tensor:
         """Return logits of the last places, [rows, kept, vocabulary]."""
-        with forward_pass(autocast=self._autocast):
+        with forward_pass(tokens.device.type, autocast=self._autocast):
             logits: torch.Tensor = self._model(input_ids=tokens, use_cache=False).logits
         return logits[:, -kept:].contiguous() if kept < logits.shape[1] else logits
 

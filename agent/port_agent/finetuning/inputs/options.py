@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from port_agent.finetuning.inputs.schedule import RateSchedule
 from port_agent.packing.quantized import Quantization
 from port_planner.base.errors import ExitCode, PortError
+from port_planner.ir.device_kinds import CPU
 
 
 class FinetuneError(PortError):
@@ -54,7 +55,8 @@ class FinetuneOptions:
     sequence are masked from each other. `events`: the directory of TensorBoard files that losses are added to, None for
     none. `date`: today's date for chat templates (YYYY-MM-DD); "": the day on which they are asked. `float32_result`:
     whether a fully trained model is written in 32 bits, not in its files' type. `overwrite`: whether the contents of
-    `out` are replaced. `show_data`: number of sequences that are decoded to text for people.
+    `out` are replaced. `show_data`: number of sequences that are decoded to text for people. `device`: the kind of device that
+    computes.
     """
 
     model: str
@@ -98,6 +100,7 @@ class FinetuneOptions:
     overwrite: bool = False
     float32_result: bool = False
     json: bool = False
+    device: str = CPU
 
     @property
     def sequences_at_once(self) -> int:

@@ -132,7 +132,7 @@ class DevicePool:
         try:
             self._pools.ensure_resident(held)
         except torch.OutOfMemoryError as error:
-            raise self._full(traits, inputs) from error
+            raise self.full(traits, inputs) from error
         return held, None
 
     def make_free(
@@ -160,7 +160,7 @@ class DevicePool:
             elif not residency.make_free(need_bytes) and residency is self.residency:
                 self.op_memory.short(traits.name, [s for s in held if s.table is residency.table], need_bytes)
         except torch.OutOfMemoryError as error:
-            raise self._full(traits, inputs) from error
+            raise self.full(traits, inputs) from error
 
     def run_tiles(
         self,
@@ -187,7 +187,7 @@ class DevicePool:
                     storage.pins += 1
             return run_tiled(func, args, kwargs, tiling, written, self.residency, self._pools.host.table)
         except torch.OutOfMemoryError as error:
-            raise self._full(traits_of(func), inputs) from error
+            raise self.full(traits_of(func), inputs) from error
         finally:
             for storage in written:
                 storage.clean = not storage.resident
@@ -206,7 +206,7 @@ class DevicePool:
             return call_whole(traits, args, kwargs)
         except torch.OutOfMemoryError as error:
             if traits.writes or kwargs.get("generator") is not None:  # it may have begun
-                raise self._full(traits, inputs) from error
+                raise self.full(traits, inputs) from error
         self._note_fragmentation()
         self.residency.empty()
         self.storages.release()
@@ -215,7 +215,7 @@ class DevicePool:
         try:
             result = call_whole(traits, args, kwargs)
         except torch.OutOfMemoryError as error:
-            raise self._full(traits, inputs) from error
+            raise self.full(traits, inputs) from error
         self._report_ran_again(traits)
         return result
 
@@ -273,7 +273,8 @@ class DevicePool:
             return f"--gpu-tensors {format_bytes(self.residency.limit_bytes)}"
         return f"--gpu-ram {format_bytes(self.budget.ram_bytes)}"
 
-    def _full(self, traits: OperatorTraits, inputs: Sequence[Storage]) -> DeviceFullError:
+    def full(self, traits: OperatorTraits, inputs: Sequence[Storage]) -> DeviceFullError:
+        """Return the error for an operator on `inputs` that does not fit with everything else evicted."""
         own = {s for s in inputs if s.table is self.residency.table}
         place = program_line()
         return DeviceFullError(

@@ -171,6 +171,10 @@ class Interceptor:
                 storage.pins += 1
                 try:
                     self.pools.ensure_resident([storage])
+                except torch.OutOfMemoryError as error:
+                    if self.device is None:
+                        raise
+                    raise self.device.full(traits_of(func), [storage]) from error
                 finally:
                     storage.pins -= 1
         return func(*args, **kwargs)
@@ -180,7 +184,7 @@ class Interceptor:
         device = self.device if self.device is not None and self.device.concerns(args, kwargs) else None
         way = self._tiling if device is None else device
         self.operators += 1
-        read = args if traits.shape_alone is None else (*args[: traits.shape_alone], *args[traits.shape_alone + 1 :])
+        read = args if device is not None else _read_by_host(traits, args)
         inputs = [] if traits.reads_nothing else storages_in((*read, *kwargs.values()) if kwargs else read, self.table)
         if traits.name == "aten::set_":
             inputs += bare_storages_in(args, self.table)
@@ -648,6 +652,12 @@ class Interceptor:
             self._held = False
             self.when_interrupted()
             raise
+
+
+def _read_by_host(traits: OperatorTraits, args: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments without one of which the CPU's kernel asks for the shape alone; a device's may differ."""
+    place = traits.shape_alone
+    return args if place is None else (*args[:place], *args[place + 1 :])
 
 
 def _alone(result: Any) -> Sequence[torch.Tensor]:

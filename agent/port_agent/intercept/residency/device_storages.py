@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -27,6 +28,8 @@ from port_agent.intercept.residency.storages import HostPage, Moving, Storage, S
 from port_agent.paging.pager import PageError, PagerStats
 from port_planner.base.units import format_bytes
 from port_planner.torch_compat.modes import without_modes
+
+_T = TypeVar("_T")
 
 RING_CHUNK_BYTES = 4 << 20
 """Size of each of the ring's buffers of pinned memory."""
@@ -256,7 +259,7 @@ class DeviceStorages:
             with plain_operators():
                 self.streams.join()
                 contents = self._bytes(memory)
-                page.checksum = self._sum(contents)
+                page.checksum = self._within_reserve(lambda: self._checksums.of(contents))
                 copy = self._copied(page, contents, write=True)
         except torch.OutOfMemoryError:
             end()
@@ -296,8 +299,12 @@ class DeviceStorages:
             self.streams.join()
             if before is None:  # of a page that was written in parts
                 return True
-            if bool(self._sum(self._bytes(memory)) == before):
-                return False
+            contents = self._bytes(memory)
+            same = self._within_reserve(lambda: bool(self._checksums.of(contents) == before))
+        if same is None:  # it is written again
+            return True
+        if same:
+            return False
         self._report_written(storage)
         return True
 
@@ -407,11 +414,16 @@ class DeviceStorages:
         self._blocks.release()
         self._pinned.release()
 
-    def _sum(self, contents: torch.Tensor) -> torch.Tensor:
-        """Return the checksum of bytes, within what is held for that: nothing else of the device may be free."""
+    def _within_reserve(self, compute: Callable[[], _T]) -> _T | None:
+        """Return what sums over bytes give, within what is held for them: nothing else of the device may be free.
+
+        None if the device has no memory even so, because its free memory is fragmented.
+        """
         self._reserve = None
         try:
-            return self._checksums.of(contents)
+            return compute()
+        except torch.OutOfMemoryError:
+            return None
         finally:
             self._take_reserve()
 

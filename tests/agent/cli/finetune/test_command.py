@@ -17,6 +17,7 @@ from port_agent.packing import Quantization
 from tests.agent.finetuning.left_alone import WEIGHTS, trained_alone
 from tests.agent.finetuning.tiny_model import make_data, make_model
 from tests.agent.firmware_name import named_machine
+from tests.simulated_card import installed, library, missing
 from tests.their_modules import NOT_IMPORTED, fill_with_modules
 
 
@@ -128,3 +129,24 @@ def check_refusal(said: tuple[str, str], message: str, out: Path) -> None:
     (line,) = (line for line in errors.splitlines() if message in line)
     assert line.startswith("port-agent") and "Traceback" not in errors and output == ""
     assert not out.exists() or not any(out.iterdir())
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_on_a_device_within_its_memory_it_has_the_bits_of_the_device_alone(folder: Path, tmp_path: Path) -> None:
+    library()
+    environment = installed(tmp_path / "card")
+    words = ("--data", str(folder / "data.jsonl"), "--ram", "1500M", "--device", "card", "--seq-len", "32", "--full")
+    runs: dict[str, subprocess.CompletedProcess[str]] = {}
+    for name, bound in {"plain": (), "bounded": ("--gpu-ram", "6M"), "tight": ("--gpu-ram", "3100K")}.items():
+        out = ("--out", str(tmp_path / name), "--page-dir", str(tmp_path), "--json", "--updates", "2")
+        command = (sys.executable, "-m", "port_agent.cli", "finetune", str(folder / "model"), *words, *out, *bound)
+        runs[name] = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    plain, bounded, tight = runs.values()
+    assert plain.returncode == bounded.returncode == 0, bounded.stderr
+    assert untimed(bounded.stdout.splitlines()) == untimed(plain.stdout.splitlines())
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("plain", "bounded")]
+    assert weights[0] == weights[1] and "card:0: peak" in bounded.stderr and " of 6.0 MiB" in bounded.stderr
+    assert tight.returncode == 2 and not (tmp_path / "tight").exists(), tight.stderr
+    assert "--gpu-ram" in tight.stderr and "Traceback" not in tight.stderr

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -112,3 +113,30 @@ def test_an_earlier_adapter_is_trained_as_it_is(tmp_path: Path) -> None:
 def test_what_does_not_go_together_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
         check_finetune_arguments(parsed(tmp_path, *words))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--gpu-ram", "4G"), "--gpu-ram bounds the memory of a GPU, and this trains on the CPU; give --device cuda"),
+        (("--device", "mps"), "cannot resize storages of MPS"),
+        (("--device", "abacus"), "--device abacus is not a valid device; give cpu or cuda"),
+        (
+            ("--device", "cuda", "--base", "nf4"),
+            "--base nf4 decodes weights on the CPU; leave it out with --device cuda",
+        ),
+        (("--device", "cuda", "--compute", "float32"), "--compute float32 widens weights on the CPU"),
+        (("--device", "cuda", "--accumulate-by", "layers"), "--accumulate-by layers runs on the CPU"),
+        (("--device", "cuda", "--submit"), "--submit is for a fine-tuning on the CPU; leave out --device cuda"),
+        (("--device", "cuda", "--explain"), "--explain is for a fine-tuning on the CPU"),
+    ],
+)
+def test_what_does_not_go_on_a_device_is_refused_by_name(words: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        check_finetune_arguments(parsed(tmp_path, *words))
+
+
+def test_a_device_is_one_of_the_options_and_its_memory_bounds_the_length_of_answers(tmp_path: Path) -> None:
+    check_finetune_arguments(parsed(tmp_path, "--device", "cuda", "--gpu-ram", "4G", "--base", "bf16"))
+    on_device = asked(tmp_path, "--device", "cuda", "--gpu-ram", "150M")
+    assert on_device.device == "cuda" and on_device.answer_tokens == asked(tmp_path, "--ram", "150M").answer_tokens

@@ -51,6 +51,11 @@ def test_operators_over_numbers_that_do_not_fit_together_run_in_tiles_with_the_b
         assert {"aten.mul.Tensor", "aten.addcmul.default"} <= set(tiled), name
 
 
+def test_an_operand_of_which_the_cpu_reads_the_shape_alone_comes_back_for_a_device() -> None:
+    facts, _ = _said("asks_for_a_shape")
+    assert facts == {"same": True, "races": 0}
+
+
 def test_an_illegal_address_ends_with_the_budget_and_the_remedy() -> None:
     facts, _ = _said("illegal_address")
     said, note = facts["said"]

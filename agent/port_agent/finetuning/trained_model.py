@@ -262,20 +262,27 @@ def _check_head(model: Any, targets: Collection[str]) -> None:
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or head.weight is not embeddings.weight:
         return
-    name = next(name for name, module in model.named_modules() if module is head).rpartition(".")[2]
-    if name in targets:
+    name = next(name for name, module in model.named_modules() if module is head)
+    named = next((target for target in targets if _ends_with(name, target)), None)
+    if named is not None:
         raise FinetuneError(
-            f"--targets names {name}, which shares its weight with the embeddings in this model, so its adapter "
+            f"--targets names {named}, which shares its weight with the embeddings in this model, so its adapter "
             "cannot be merged; leave it out"
         )
+
+
+def _ends_with(layer: str, name: str) -> bool:
+    """Return whether a layer has a name, or ends with it as peft compares them; peft stores whole names in small models."""
+    return f".{layer}".endswith(f".{name}")
 
 
 def _targets(model: Any, wanted: tuple[str, ...]) -> list[str] | str:
     """Return the layers that get adapters: the requested ones, otherwise those of attention in this kind of model."""
     kinds = (nn.Linear, Conv1D)
-    here = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)})
+    layers = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    here = sorted({name.rpartition(".")[2] for name in layers})
     every = wanted == (_ALL_LINEAR,)
-    unknown = [name for name in wanted if name not in here and not every]
+    unknown = [name for name in wanted if not every and not any(_ends_with(layer, name) for layer in layers)]
     if unknown:
         raise FinetuneError(f"the model has no layer {', '.join(unknown)}; it has {', '.join(here)}")
     _check_head(model, wanted)

@@ -50,6 +50,15 @@ def test_targets_are_those_asked_for(folder: Path) -> None:
         load_model(FinetuneOptions(str(folder), ("",), "", targets=("up_proj", "w_q")), CAUSAL, report)
 
 
+def test_targets_are_taken_as_peft_stores_them_for_a_small_model(folder: Path) -> None:
+    options = FinetuneOptions(str(folder), ("",), "", targets=("all-linear",))
+    model = load_model(options, CAUSAL, report)
+    stored = tuple(sorted(model.peft_config["default"].target_modules))
+    assert any("." in name for name in stored)
+    again = load_model(replace(options, targets=stored), CAUSAL, report)
+    assert [name for name, _ in again.named_parameters()] == [name for name, _ in model.named_parameters()]
+
+
 def test_all_weights_are_trained_in_32_bits(folder: Path) -> None:
     model = load_model(FinetuneOptions(str(folder), ("",), "", lora_rank=None), CAUSAL, report)
     assert all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())

@@ -183,6 +183,14 @@ void wait_for(int64_t stream) {
 
 // -- memory
 
+void give_back_pages(char* memory, size_t nbytes) {  // the host's, which has whole pages back
+  constexpr size_t kPage = 4 << 10;
+  std::memset(memory, kGarbage, nbytes);
+  const auto start = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t first = (start + kPage - 1) / kPage * kPage, last = (start + nbytes) / kPage * kPage;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_REMOVE);
+}
+
 void give_back(void* address) {
   std::lock_guard<std::recursive_mutex> held(card().mutex);
   auto found = card().blocks.find(static_cast<const char*>(address));
@@ -197,7 +205,8 @@ void give_back(void* address) {
   if (unseen(found->second.uses, found->second.stream, known)) card().race("memory is freed while another stream uses it");
   const size_t nbytes = (found->second.nbytes + kAlign - 1) / kAlign * kAlign;
   size_t start = static_cast<char*>(address) - card().shown, length = nbytes;
-  std::memset(card().real(address), kGarbage, found->second.nbytes);
+  if (std::getenv("CARD_UNIFIED")) give_back_pages(card().real(address), found->second.nbytes);
+  else std::memset(card().real(address), kGarbage, found->second.nbytes);
   card().allocated -= nbytes;
   card().blocks.erase(found);
   auto& gaps = card().gaps;

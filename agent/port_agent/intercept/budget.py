@@ -13,6 +13,7 @@ import contextlib
 import gc
 import math
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,7 @@ from port_agent.intercept.dispatch.mode import Interceptor
 from port_agent.intercept.patches.pointer_guards import PointerGuards
 from port_agent.intercept.patches.program import ProgramHooks
 from port_agent.intercept.residency.backing import Backing, GuardedStorages, ResizedStorages
+from port_agent.intercept.residency.device_memory import SharedDeviceBudget
 from port_agent.intercept.residency.memory import ProcessBudget
 from port_agent.intercept.residency.operands import is_wrapper
 from port_agent.intercept.residency.refusals import UnsupportedError
@@ -40,7 +42,7 @@ from port_agent.paging.page_space import PageSpace, check_not_in_ram, default_pa
 from port_agent.paging.pager import Pager
 from port_planner.base.process_memory import peak_resident_bytes
 from port_planner.base.units import SizeError, parse_bytes, parse_duration, shown
-from port_planner.ir.device_kinds import CPU
+from port_planner.ir.device_kinds import CPU, CUDA
 from port_planner.torch_compat.modes import without_modes
 
 _SMALLEST_FRACTION = 64
@@ -78,6 +80,8 @@ class DeviceMemoryReport:
     """The most that the device's allocator had reserved without a tensor in it, at ends of segments."""
     ran_again: int
     """Operators that the device refused memory at first."""
+    unseen_peak_bytes: int | None
+    """Peak of the device's memory that the kernel does not count as resident; None if it is not the host's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,7 +422,8 @@ class _Running:
         self._planner = StepPlanner(self._residency, self._process, tensor_bytes or ram_bytes or 0, limits, wear)
         self._energy = EnergyUse()
         self.interceptor = Interceptor(self.table, self._residency, self._process, self._planner, self._energy.keep_up)
-        self._guards = PointerGuards(self.interceptor) if guard is None or device is not None else None
+        shares = ram_bytes is not None and device is None and _may_share_memory()
+        self._guards = PointerGuards(self.interceptor) if guard is None or device is not None or shares else None
         self._hooks = ProgramHooks(self.interceptor, guarded=guard is not None)
         _Running._of_this_process = self
         if self._guards is not None:
@@ -429,8 +434,14 @@ class _Running:
                 guard.set_process_limit(ram_bytes)
             guard.call_when_near(partial(self.interceptor.begin, near=True))
         self.interceptor.follow()
+        self._bound_devices(device, shares=shares)
+
+    def _bound_devices(self, device: DeviceBounds | None, *, shares: bool) -> None:
+        """Bound a device's memory, or what devices that compute in the host's memory take of this budget."""
         if device is not None:
             self.interceptor.bound_devices(ram_bytes=device.ram_bytes, tensor_bytes=device.tensor_bytes)
+        elif shares:
+            self.interceptor.share_devices()
 
     def stop(self, *, restore: bool) -> None:
         self._planner.close()
@@ -585,6 +596,12 @@ def _adopt_tensors(table: StorageTable) -> None:
                 table.of(one)
 
 
+def _may_share_memory() -> bool:
+    """Return whether this machine may have a device that computes in the host's memory, without starting it."""
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    return kind is not None and (kind.type != CUDA or platform.machine() == "aarch64")
+
+
 def _device_report(device: DevicePool) -> DeviceMemoryReport:
     moved, budget = device.storages.totals(), device.budget
     return DeviceMemoryReport(
@@ -598,6 +615,7 @@ def _device_report(device: DevicePool) -> DeviceMemoryReport:
         over_bytes=device.residency.counters.over_bytes,
         fragmented_bytes=device.fragmented_bytes,
         ran_again=device.ran_again,
+        unseen_peak_bytes=budget.unseen_peak_bytes if isinstance(budget, SharedDeviceBudget) else None,
     )
 
 

@@ -2,6 +2,7 @@
 memory for is tried once more.
 """
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,9 @@ from port_agent.backend.cuda import grow_segments
 from port_agent.intercept.dispatch.operator_memory import OperatorMemory
 from port_agent.intercept.dispatch.tiling_choice import MappedTiling, call_whole
 from port_agent.intercept.dispatch.traits import OperatorTraits, traits_of
-from port_agent.intercept.residency.device_memory import DeviceBudget, DeviceMeter, outside_within
+from port_agent.intercept.residency.device_memory import DeviceBudget, DeviceMeter, SharedDeviceBudget, outside_within
 from port_agent.intercept.residency.device_storages import DeviceStorages, plain_operators
+from port_agent.intercept.residency.memory import ProcessBudget
 from port_agent.intercept.residency.operands import makes_storage, tensors_in
 from port_agent.intercept.residency.pools import MemoryPools
 from port_agent.intercept.residency.refusals import refuse_collective, unsupported
@@ -46,9 +48,16 @@ class DevicePool:
     """
 
     def __init__(
-        self, device: torch.device, pools: MemoryPools, *, ram_bytes: int | None, tensor_bytes: int | None
+        self,
+        device: torch.device,
+        pools: MemoryPools,
+        *,
+        ram_bytes: int | None = None,
+        tensor_bytes: int | None = None,
+        shared: ProcessBudget | None = None,
     ) -> None:
         """`ram_bytes`: limit of the whole process on the device; or `tensor_bytes`: limit of its tensors alone.
+        `shared`: the budget of RAM instead, for a device that computes in the host's memory.
 
         Raises UnsupportedError, BudgetTooSmallError, and DeviceAbsentError for a device that the agent does not know.
         """
@@ -57,15 +66,19 @@ class DevicePool:
                 f"--gpu-ram bounds the memory of one GPU, the first, and a tensor is on {device}",
                 "use one; CUDA_VISIBLE_DEVICES selects the one that the program sees",
             )
-        self.device, self._pools = device, pools
-        self.backend = _resizing_backend(device)
+        self.device, self._pools, self._process = device, pools, shared
+        self.backend = _resizing_backend(device, shared=shared is not None)
         grow_segments(device.type)
         outside_bytes = 0 if ram_bytes is None else outside_within(ram_bytes, self.backend)
-        size = ram_bytes if ram_bytes is not None else tensor_bytes or 0
+        size = shared.ram_bytes if shared is not None else ram_bytes or tensor_bytes or 0
         host = pools.host.table
         table = host.add_device(device, min(host.smallest_bytes, max(size // 64, 256)))
-        self.budget = None if ram_bytes is None else DeviceBudget(ram_bytes, outside_bytes, self.backend, table)
-        self.storages = DeviceStorages(device, self.backend, pools.host, ram_bytes)
+        self.budget: DeviceBudget | None = None
+        if shared is not None:
+            self.budget = SharedDeviceBudget(shared, self.backend, table)
+        elif ram_bytes is not None:
+            self.budget = DeviceBudget(ram_bytes, outside_bytes, self.backend, table)
+        self.storages = DeviceStorages(device, self.backend, pools.host, None if self.budget is None else size)
         limit = self.budget.tensor_bytes() if self.budget is not None else size
         self.residency = Residency(table, self.storages, limit)
         self._lists, self._tile_bits = list_bits(), tile_bits()
@@ -78,6 +91,34 @@ class DevicePool:
         self.meter = DeviceMeter(self.backend)
         self.op_memory = OperatorMemory(self.residency, self.budget, self.meter)
         pools.add(self.residency)
+        if shared is not None:
+            self.storages.before_taking = self._take_from_host
+            pools.host.others_leave = self._give_to_host
+
+    def _take_from_host(self, nbytes: int) -> None:
+        """Let the host's tensors leave for bytes that the device is about to take of the memory that both share."""
+        process = self._process
+        if process is not None and not math.isinf(self.residency.limit_bytes):
+            process.coming_bytes = nbytes
+            self._pools.host.limit_bytes = process.tensor_bytes()
+            with self.storages.blocks.freeing():
+                self._pools.host.try_make_free()
+            process.coming_bytes = 0
+
+    def _give_to_host(self, nbytes: int) -> bool:
+        """Let tensors leave the device for bytes that the host lacks of the memory that both share; return whether any did."""
+        process, residency = self._process, self.residency
+        if process is None or self.storages.blocks.busy:  # what leaves takes memory of the host, too
+            return False
+        before, held_bytes = residency.limit_bytes, residency.table.resident_bytes
+        residency.limit_bytes = max(held_bytes - nbytes, 0)
+        try:
+            with self.storages.blocks.freeing():
+                residency.try_make_free()
+        finally:
+            residency.limit_bytes = before
+        self._pools.host.limit_bytes = process.tensor_bytes()
+        return residency.table.resident_bytes < held_bytes
 
     def concerns(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         """Return whether an operator has an operand or makes its result on this device."""
@@ -155,6 +196,8 @@ class DevicePool:
         else:
             need_bytes = self.op_memory.expected_bytes(traits, args, {**kwargs, "device": None}, inputs)
         try:
+            if residency is self.residency:
+                self._take_from_host(need_bytes)
             if not (need_bytes or writes):
                 residency.try_make_free()
             elif not residency.make_free(need_bytes) and residency is self.residency:
@@ -269,6 +312,8 @@ class DevicePool:
 
     @property
     def _bound(self) -> str:
+        if self._process is not None:
+            return f"--ram {format_bytes(self._process.ram_bytes)}, which {self.device} shares"
         if self.budget is None:
             return f"--gpu-tensors {format_bytes(self.residency.limit_bytes)}"
         return f"--gpu-ram {format_bytes(self.budget.ram_bytes)}"
@@ -284,19 +329,20 @@ class DevicePool:
         )
 
 
-def _resizing_backend(device: torch.device) -> Backend:
+def _resizing_backend(device: torch.device, *, shared: bool) -> Backend:
     """Return the backend of a device whose storages can be emptied and filled.
 
-    Raises UnsupportedError by name for others.
+    `shared`: whether it shares a budget of the host's memory. Raises UnsupportedError by name for others.
     """
-    plan = "plan the training with `port-agent plan --gpu-ram SIZE`, which needs no storage to be emptied"
+    budget = f"--device {device.type} {'--ram' if shared else '--gpu-ram'} SIZE"
+    plan = f"plan the training with `port-agent plan {budget}`, which needs no storage to be emptied"
     if device.type == MPS:
         raise unsupported('torch 2.13 cannot resize storages of MPS ("unexpected device type mps")', plan)
     backend = backend_of(device.type)
-    if backend.unified:
+    if backend.unified and not shared:
         raise unsupported(
-            f"{device} shares the host's memory: evicted tensors would stay in it, and one budget for both is not supported",
-            plan,
+            f"{device} shares the host's memory: tensors that left it would stay there",
+            "give --ram SIZE alone, which bounds both",
         )
     with plain_operators():
         tried = torch.zeros(1, dtype=torch.uint8, device=device).untyped_storage()

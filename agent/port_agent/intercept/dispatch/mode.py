@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import enable_reentrant_dispatch
 
+from port_agent.backend.choose import shares_host_memory
 from port_agent.intercept.decisions.prefetcher import Prefetcher
 from port_agent.intercept.decisions.rematerialization import remat_of
 from port_agent.intercept.decisions.step_planner import StepPlanner
@@ -129,6 +130,23 @@ class Interceptor:
 
         self.table.expect_devices(bound)
         self.planner.plan_nothing()
+        self.begin(near=True)
+
+    def share_devices(self) -> None:
+        """Limit what the program holds on a device that computes in the host's memory by the budget of this memory, too.
+
+        The first operator with a tensor there raises the errors of `DevicePool`; no step is planned from then on.
+        """
+
+        def bound(device: torch.device) -> None:
+            if device.type in self.table.elsewhere or not shares_host_memory(device.type):
+                return
+            with plain_operators():
+                self.device = DevicePool(device, self.pools, shared=self._process)
+            self.planner.close()
+            self.planner.plan_nothing()
+
+        self.table.expect_devices(bound)
         self.begin(near=True)
 
     # -- one operator

@@ -296,7 +296,8 @@ def _summary(report: "Report", options: ExecOptions, wall_s: float, run: Guarded
         bound = f"tensors {tensors}" if tensor_bytes is None else f"tensors {tensors} of {format_bytes(tensor_bytes)}"
         if ram_bytes is not None:
             bound = f"of {format_bytes(ram_bytes)}, tensors {tensors}"
-        peak, remarks = f"peak {format_bytes(peak_resident_bytes())} {bound}", ""
+        unseen_bytes = 0 if report.device is None else report.device.unseen_peak_bytes or 0
+        peak, remarks = f"peak {format_bytes(peak_resident_bytes() + unseen_bytes)} {bound}", ""
     moved = f"read {format_bytes(report.read_bytes)}, wrote {format_bytes(report.written_bytes)}"
     planned = "" if report.plan is None else f"; planned ({report.plan})"
     steps = f"{report.steps} {'step' if report.steps == 1 else 'steps'} in " if report.steps else ""
@@ -320,6 +321,11 @@ def _unbounded(bounded: bool) -> str:
 def _on_device(device: "DeviceMemoryReport | None", options: ExecOptions) -> str:
     """Return the effects of a budget of a GPU's memory, if there is one."""
     bound = options.gpu_ram_bytes or options.gpu_tensors_bytes
+    if bound is None and device is not None:
+        return (
+            f"; {device.name} shares it: tensors {format_bytes(device.peak_tensor_bytes)}, {format_bytes(device.written_bytes)} left and "
+            f"{format_bytes(device.read_bytes)} came back"
+        )
     if bound is None:
         return ""
     if device is None:

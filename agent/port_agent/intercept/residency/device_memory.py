@@ -5,7 +5,7 @@ is not followed count, too.
 from typing import Protocol
 
 from port_agent.backend.base import Backend
-from port_agent.intercept.residency.memory import BudgetTooSmallError
+from port_agent.intercept.residency.memory import BudgetTooSmallError, ProcessBudget, resident_now
 from port_agent.intercept.residency.storages import StorageTable
 from port_planner.base.units import format_bytes
 
@@ -13,6 +13,11 @@ _KEPT_FREE = 1 / 64
 """Share of the budget that no tensor is planned into: what tensors are rounded up to, and
 sums over those that leave.
 """
+
+_HOST_SHARE = 1 / 8
+"""Share of the memory that host and device have together, for tensors of the host and for those on their way to the disk."""
+
+_TRIED_BYTES = 4 << 20
 
 _LOOK_OPERATORS = 8
 _MIN_TENSOR_BYTES = 1 << 20
@@ -67,6 +72,71 @@ class DeviceBudget:
     def lacking_bytes(self, nbytes: int) -> int:
         """Return by how many bytes the budget would be exceeded with `nbytes` more."""
         return self._backend.allocated_bytes() + nbytes - self._usable
+
+
+class SharedDeviceBudget(DeviceBudget):
+    """A device's part of the budget of RAM, where it computes in the host's memory. It shares `process` with the host's tensors.
+
+    The device's tensors stay where the host's can leave; a share of what both may take is left for those on their way.
+    """
+
+    def __init__(self, process: ProcessBudget, backend: Backend, table: StorageTable) -> None:
+        """Call without interception: whether the kernel counts the device's memory as resident is tried.
+
+        Raises BudgetTooSmallError where what the process takes besides tensors fills the budget.
+        """
+        self._process, self._backend, self.outside_bytes = process, backend, backend.outside_bytes()
+        self._seen = counted_as_resident(backend)
+        process.device = self
+        process.tensor_bytes()
+        lacking_bytes = _MIN_TENSOR_BYTES - (process.together_bytes - self.outside_bytes)
+        if lacking_bytes > 0:
+            process.device = None
+            raise BudgetTooSmallError(
+                f"this process takes {format_bytes(self.outside_bytes)} of the memory that {backend.kind} shares with the host before its "
+                f"first tensor there, and --ram is {format_bytes(process.ram_bytes)}; give at least "
+                f"{format_bytes(process.ram_bytes + lacking_bytes)}"
+            )
+        super().__init__(process.ram_bytes, self.outside_bytes, backend, table)
+
+    def held_bytes(self) -> int:
+        """Return the bytes that the process holds on the device now: tensors, context and libraries."""
+        return self._backend.allocated_bytes() + self.outside_bytes
+
+    def seen_bytes(self) -> int:
+        """Return the bytes of these that the kernel counts as resident memory of the process."""
+        return self._backend.allocated_bytes() if self._seen else 0
+
+    @property
+    def unseen_peak_bytes(self) -> int:
+        """The most that the kernel did not count of what the device took."""
+        return self.outside_bytes + (0 if self._seen else self._backend.peak_bytes())
+
+    @property
+    def _usable(self) -> int:
+        return max(self._process.together_bytes - self.outside_bytes, _MIN_TENSOR_BYTES)
+
+    def tensor_bytes(self) -> int:
+        """Return how many bytes of tensors fit on the device now, beside what the host's side needs at least."""
+        self._skipped = 0
+        self._process.tensor_bytes()
+        self.enforce()
+        foreign = max(self._backend.allocated_bytes() - self._table.resident_bytes, 0)
+        return max(int(self._usable * (1 - _HOST_SHARE)) - foreign, _MIN_TENSOR_BYTES)
+
+    def lacking_bytes(self, nbytes: int) -> int:
+        """Return by how many bytes the budget would be exceeded with `nbytes` more."""
+        return self._process.lacking_bytes(nbytes)
+
+
+def counted_as_resident(backend: Backend) -> bool:
+    """Return whether the kernel counts a device's memory as resident memory of this process; tried with a tensor, for systems differ."""
+    backend.allocate(1).fill_(0)  # which brings in the code of the kernel
+    backend.synchronize()
+    before = resident_now()
+    tried = backend.allocate(_TRIED_BYTES).fill_(1)
+    backend.synchronize()
+    return resident_now() - before >= tried.nbytes // 2
 
 
 def outside_within(ram_bytes: int, backend: Backend) -> int:

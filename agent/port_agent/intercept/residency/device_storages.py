@@ -132,6 +132,8 @@ class HostBlocks:
         self._host = host
         self._kept: OrderedDict[int, list[torch.UntypedStorage]] = OrderedDict()
         self._kept_bytes = self._used_bytes = self._peak_bytes = 0
+        self.busy = False
+        """Whether the host frees memory for a block, during which the device must not be asked for memory."""
 
     def take(self, nbytes: int) -> torch.UntypedStorage:
         """Return a block. Raises PageError where the host has none."""
@@ -158,10 +160,20 @@ class HostBlocks:
             del self._kept[nbytes]
         return block
 
-    def _new(self, nbytes: int) -> torch.UntypedStorage:
-        self._host.make_free(nbytes)
+    @contextlib.contextmanager
+    def freeing(self) -> Iterator[None]:
+        """Set `busy` in the block."""
+        before, self.busy = self.busy, True
         try:
-            return torch.UntypedStorage(nbytes)
+            yield
+        finally:
+            self.busy = before
+
+    def _new(self, nbytes: int) -> torch.UntypedStorage:
+        try:
+            with self.freeing():
+                self._host.make_free(nbytes)
+                return torch.UntypedStorage(nbytes)
         except (RuntimeError, MemoryError) as error:  # torch's allocator says it with either
             raise PageError(
                 f"a tensor of {format_bytes(nbytes)} has to leave the device, and the host has no memory for it; "
@@ -191,9 +203,10 @@ class HostBlocks:
             return lambda: None
         storage.pins += 1
         try:
-            self._host.ensure_resident([storage])
-            if write:
-                self._host.change([storage])
+            with self.freeing():
+                self._host.ensure_resident([storage])
+                if write:
+                    self._host.change([storage])
         except PageError:
             storage.pins -= 1
             raise
@@ -221,10 +234,12 @@ class DeviceStorages:
         self.streams = ProgramStreams(device)
         self.stats = PagerStats()
         self._ring = TransferRing(backend, RING_CHUNK_BYTES, plain_operators)
-        self._host, self._blocks = host, HostBlocks(host)
+        self._host, self.blocks = host, HostBlocks(host)
         self._pinned = PinnedPages(backend)
         self._checksums = Checksums(device)
         self._reported: set[str] = set()
+        self.before_taking: Callable[[int], None] = lambda nbytes: None
+        """Called with the bytes that a storage is about to take of the device's memory."""
 
     def totals(self) -> PagerStats:
         return self.stats
@@ -237,8 +252,9 @@ class DeviceStorages:
 
     def read(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
         page = _page(storage)
-        end = self._blocks.hold(page.block, write=False) if isinstance(page, HostPage) else _nothing_held
+        end = self.blocks.hold(page.block, write=False) if isinstance(page, HostPage) else _nothing_held
         try:
+            self.before_taking(storage.nbytes)
             with plain_operators():
                 self.streams.join()
                 resize(memory, storage.nbytes)
@@ -254,7 +270,7 @@ class DeviceStorages:
         if storage.page is None:
             self.take_page(storage)
         page = _page(storage)
-        end = self._blocks.hold(page.block, write=True) if isinstance(page, HostPage) else _nothing_held
+        end = self.blocks.hold(page.block, write=True) if isinstance(page, HostPage) else _nothing_held
         try:
             with plain_operators():
                 self.streams.join()
@@ -339,7 +355,7 @@ class DeviceStorages:
         with plain_operators():
             storage.page = self._pinned.take(storage.nbytes) if math.isinf(self._host.limit_bytes) else None
         if storage.page is None:
-            storage.page = HostPage(self._blocks.take(storage.nbytes), storage.nbytes)
+            storage.page = HostPage(self.blocks.take(storage.nbytes), storage.nbytes)
 
     def give_page_back(self, storage: Storage) -> None:
         if storage.transfer is not None:  # of one that nobody waited for
@@ -347,7 +363,7 @@ class DeviceStorages:
                 self.wait(storage.transfer)
             storage.transfer = None
         if isinstance(storage.page, HostPage):
-            self._blocks.give_back(storage.page.block, storage.page.nbytes)
+            self.blocks.give_back(storage.page.block, storage.page.nbytes)
         elif isinstance(storage.page, PinnedPage):
             self._pinned.give_back(storage.page)
         storage.page = None
@@ -367,7 +383,7 @@ class DeviceStorages:
     def _part(self, storage: Storage, there: torch.Tensor, start: int, nbytes: int, *, write: bool) -> Moving:
         """Copy part of a page from or to the first bytes of a tensor of the device, and wait for it."""
         page = _page(storage)
-        end = self._blocks.hold(page.block, write=write) if isinstance(page, HostPage) else _nothing_held
+        end = self.blocks.hold(page.block, write=write) if isinstance(page, HostPage) else _nothing_held
         try:
             with plain_operators():
                 self.streams.join()
@@ -384,7 +400,7 @@ class DeviceStorages:
         return PartMoved(write, nbytes)
 
     def release(self) -> None:
-        self._blocks.release()
+        self.blocks.release()
         empty_cache = getattr(torch.get_device_module(self._device), "empty_cache", None)
         if empty_cache is not None:
             empty_cache()
@@ -411,7 +427,7 @@ class DeviceStorages:
         self._reserve_bytes, self._reserve = 0, None
         self._checksums.release()
         self._ring.close()
-        self._blocks.release()
+        self.blocks.release()
         self._pinned.release()
 
     def _within_reserve(self, compute: Callable[[], _T]) -> _T | None:

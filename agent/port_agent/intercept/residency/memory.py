@@ -8,6 +8,7 @@ import weakref
 from collections import deque
 from io import FileIO
 from pathlib import Path
+from typing import Protocol
 
 from port_agent.guard import GuardedMemory, active_guard
 from port_agent.intercept.residency.storages import StorageTable
@@ -78,6 +79,16 @@ class BudgetTooSmallError(PortError):
     exit_code = ExitCode.IMPOSSIBLE
 
 
+class SharedDevice(Protocol):
+    """A device that computes in the host's memory, of which it takes what a budget of RAM bounds."""
+
+    def held_bytes(self) -> int:
+        """Return the bytes that the process holds there now: tensors, context and libraries."""
+
+    def seen_bytes(self) -> int:
+        """Return the bytes of these that the kernel counts as resident memory of the process."""
+
+
 class ProcessBudget:
     """Limits the resident memory of this process to `ram_bytes`: the rest of it is measured, and tensors get what is
     left.
@@ -91,6 +102,12 @@ class ProcessBudget:
         """
         self.beside_bytes = 0
         """Memory of another process that counts against the budget meanwhile: the one that plans."""
+        self.device: SharedDevice | None = None
+        """The device that shares this budget, once it has held a tensor."""
+        self.coming_bytes = 0
+        """Bytes that this device is about to take."""
+        self.together_bytes = 0
+        """Bytes that fit on the host, as tensors, and on that device together, when last measured."""
         self._allocator: Allocator | None = active()
         self._guard = active_guard()
         self._statm: FileIO | None = None
@@ -112,7 +129,19 @@ class ProcessBudget:
 
     @property
     def _usable(self) -> int:
-        return int(self.ram_bytes * (1 - _KEPT_FREE)) - _KEPT_FREE_BYTES - self.beside_bytes
+        return int(self.ram_bytes * (1 - _KEPT_FREE)) - _KEPT_FREE_BYTES - self.beside_bytes - self._on_device()
+
+    def _on_device(self) -> int:
+        """Return the bytes of the budget that a device that shares it takes now, or is about to."""
+        return 0 if self.device is None else self.device.held_bytes() + self.coming_bytes
+
+    def _seen(self) -> int:
+        """Return how much of resident memory is that device's."""
+        return 0 if self.device is None else self.device.seen_bytes()
+
+    def _taken(self) -> int:
+        """Return what the process takes now, on that device, too."""
+        return resident_now() + (0 if self.device is None else self.device.held_bytes() - self.device.seen_bytes())
 
     @property
     def _coming_bytes(self) -> int:
@@ -137,16 +166,16 @@ class ProcessBudget:
         self._give_back()
         release_code_pages()
         self._rest_found[-1] = 0
-        return max(resident_now() - self._table.resident_bytes, 0)
+        return max(resident_now() - self._seen() - self._table.resident_bytes, 0)
 
     def lacking_bytes(self, nbytes: int) -> int:
         """Return by how much the process would exceed the budget with `nbytes` more, after releasing everything
         possible.
         """
-        if (lacking := resident_now() + nbytes - self.ram_bytes) > -_KEPT_FREE_BYTES:
+        if (lacking := self._taken() + nbytes - self.ram_bytes) > -_KEPT_FREE_BYTES:
             self._give_back()
             release_code_pages()
-            lacking = resident_now() + nbytes - self.ram_bytes
+            lacking = self._taken() + nbytes - self.ram_bytes
         return lacking
 
     def due(self) -> bool:
@@ -178,14 +207,21 @@ class ProcessBudget:
         self._skipped = 0
         self._looked_at = self._table.resident_bytes
         resident = resident_now() if self._statm is None else self._look(self._statm)
-        if self.strict and resident + _KEPT_FREE_BYTES > self.ram_bytes:
-            resident = self.lacking_bytes(0) + self.ram_bytes
+        if self.strict and self._taken() + _KEPT_FREE_BYTES > self.ram_bytes:
+            self.lacking_bytes(0)
+            resident = resident_now()
+        free_bytes = self._free_bytes(resident - self._seen())
+        self.together_bytes = free_bytes + self._on_device()
+        return max(free_bytes, _MIN_TENSOR_BYTES)
+
+    def _free_bytes(self, resident: int) -> int:
+        """Return how many bytes of the host's tensors fit, of whose side `resident` bytes are resident; negative if the rest takes too much."""
         mapped_bytes = self._table.mapped_bytes
         guarded_bytes = 0 if self._guard is None else self._guard.counters().resident_bytes
         if self._allocator is None and self._guard is not None:
             return self._guarded_bytes(self._guard, resident - guarded_bytes - mapped_bytes, 0)
         if self._allocator is None:
-            return max(self._usable - self._rest(resident - self._table.resident_bytes), _MIN_TENSOR_BYTES)
+            return self._usable - self._rest(resident - self._table.resident_bytes)
         stats = self._allocator.stats()
         found = resident - stats.live_bytes - stats.cached_bytes - guarded_bytes - mapped_bytes
         rest = self._rest(found)
@@ -194,10 +230,10 @@ class ProcessBudget:
         if self._guard is not None:
             return self._guarded_bytes(self._guard, found, stats.live_bytes)
         foreign = max(stats.live_bytes - (self._table.resident_bytes - mapped_bytes), 0)
-        return max(self._usable - rest - foreign, _MIN_TENSOR_BYTES)
+        return self._usable - rest - foreign
 
     def _guarded_bytes(self, guard: GuardedMemory, found_bytes: int, allocated_bytes: int) -> int:
-        """Return how many bytes of tensors fit alongside what the allocator has handed out, and the
+        """Return how many bytes of the host's tensors fit alongside what the allocator has handed out, and the
         `found_bytes` of the rest.
 
         Guarded memory evicts blocks that no operator has used yet. Its limit is without headroom for growth of the
@@ -207,7 +243,7 @@ class ProcessBudget:
         rest, lately = self._rest(found_bytes), self._lately.most_bytes(found_bytes)
         if lately is not None:
             rest = min(rest, lately + _LATER_CODE_BYTES)
-        return max(self._usable - rest - allocated_bytes, _MIN_TENSOR_BYTES)
+        return self._usable - rest - allocated_bytes
 
     def _look(self, statm: FileIO) -> int:
         """Return the resident bytes of the process, and release the growth of file pages: as much comes again until the

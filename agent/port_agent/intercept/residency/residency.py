@@ -76,6 +76,8 @@ class Residency:
         """Storages that nothing borrows any more, once for each loan; Python may append to it between any two lines."""
         self.before_mapping: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes of a file's pages that are about to come in."""
+        self.others_leave: Callable[[int], bool] = lambda nbytes: False
+        """Called with the bytes that are lacking once nothing else can leave; returns whether `limit_bytes` has grown."""
 
     # -- making resident
 
@@ -203,10 +205,13 @@ class Residency:
         while self.table.resident_bytes > target:
             if self._let_go(self.table.resident_bytes - target):
                 continue
-            if not self.kept:
+            if self.kept:
+                self.kept.clear()
+            elif self.others_leave(int(self.table.resident_bytes - target)):
+                target = self.limit_bytes - nbytes
+            else:
                 self._count_over(nbytes)
                 return False
-            self.kept.clear()
         return True
 
     def could_fit(self, nbytes: int) -> bool:

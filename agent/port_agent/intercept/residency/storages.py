@@ -388,7 +388,8 @@ class StorageTable:
         if shares_host_memory(kind):
             raise unsupported(
                 f"tensors on {kind} take the host's memory, which the budget limits, but cannot be moved",
-                f"plan the training with `port-agent plan --device {kind} --ram SIZE`, or run the program on the CPU",
+                f"give --ram SIZE instead, which both share, plan the training with `port-agent plan --device {kind} --ram SIZE`, or run the "
+                "program on the CPU",
             )
 
     def _add(self, storage: torch.UntypedStorage, nbytes: int, *, mapped: bool = False) -> Storage:

@@ -24,7 +24,7 @@ from tests.agent.intercept.programs import (
     report_of,
     written,
 )
-from tests.simulated_card import installed, library, missing
+from tests.simulated_card import UNIFIED, installed, library, missing
 
 pytestmark = pytest.mark.process
 
@@ -267,6 +267,42 @@ def test_a_gpu_has_a_budget_of_its_own_and_is_named_where_it_has_none(tmp_path: 
     unbounded = followed("train.py", folder=tmp_path, bound=("--ram", "1G"), environment=environment)
     assert unbounded.output == expected.output
     assert "card's own memory is not in it: --gpu-ram bounds that" in unbounded.ours[-1]
+
+
+SHARING = (
+    ON_CARD.replace("512", "1024")
+    + """
+kept = [p.cpu() for p in model.parameters()]
+print(sum(float(p.double().sum().item()) for p in kept).hex())
+"""
+)
+"""A larger one, of 130 MiB on the card, which then has its weights on the host, too."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_gpu_that_computes_in_the_hosts_memory_shares_the_budget_of_that(tmp_path: Path) -> None:
+    """What leaves it goes to the disk, as the host's tensors; the kernel counts what both take."""
+    library()
+    environment = {**installed(tmp_path / "card"), UNIFIED: "1"}
+    written(tmp_path, SHARING)
+    expected = plain("train.py", folder=tmp_path, environment=environment)
+    bound = beside_process(90)
+    words = [*exec_words((*bound, "--report", str(tmp_path / "report.json")), tmp_path), "train.py"]
+    run = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", PEAK_OF, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert run.returncode == 0, run.stderr
+    *output, peak_kib = run.stdout.splitlines()
+    assert output == expected.output.splitlines() and int(peak_kib) << 10 <= int(bound[1].removesuffix("M")) << 20
+    report = report_of(tmp_path / "report.json")
+    device = report["device"]
+    assert device["written_bytes"] > 100 << 20 and report["written_bytes"] > 50 << 20
+    assert device["unseen_peak_bytes"] == 3 << 20 and "card:0 shares it: tensors " in run.stderr
 
 
 def test_a_budget_for_a_gpu_that_is_not_used_says_so(tmp_path: Path) -> None:

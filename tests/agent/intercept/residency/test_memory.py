@@ -37,6 +37,24 @@ def test_what_code_took_already_is_not_kept_free_for_it_again(monkeypatch: pytes
     assert process.tensor_bytes() == usable - 500 * mib
 
 
+@pytest.mark.parametrize("seen", [False, True])
+def test_what_a_device_takes_of_the_hosts_memory_is_subtracted_once(
+    seen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mib = 1 << 20
+    device = SimpleNamespace(held_bytes=lambda: 70 * mib, seen_bytes=lambda: 60 * mib if seen else 0)
+    found = {"now": 200 * mib}
+    monkeypatch.setattr(memory, "active", lambda: None)
+    monkeypatch.setattr(memory, "_resident_in", lambda statm: found["now"])
+    process = ProcessBudget(1000 * mib, StorageTable(256))
+    alone = process.tensor_bytes()
+    process.device = device
+    found["now"] += device.seen_bytes()
+    assert process.tensor_bytes() == alone - 70 * mib and process.together_bytes == alone
+    process.coming_bytes = 5 * mib
+    assert process.tensor_bytes() == alone - 75 * mib and process.together_bytes == alone
+
+
 def test_a_budget_below_the_process_is_refused_with_numbers() -> None:
     with pytest.raises(BudgetTooSmallError, match=r"MiB before training, but the budget is 8\.0 MiB; give at least"):
         ProcessBudget(8 << 20, StorageTable(256)).check()

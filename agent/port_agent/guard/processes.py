@@ -81,9 +81,14 @@ class _Table(ctypes.Structure):
 
 
 class ProcessTable:
-    """The processes of one budget, as each of them reports itself. Raises OSError if the file does not exist."""
+    """The processes of one budget, as each of them reports itself.
+
+    Raises OSError if the file does not exist, or if the program closed it and its descriptor is another file's.
+    """
 
     def __init__(self, path: Path) -> None:
+        if not path.readlink().name.startswith(f"memfd:{_FILE}"):
+            raise FileNotFoundError(f"{path} is not the table of a budget's processes")
         self._path = path
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), ctypes.sizeof(_Table))
@@ -124,8 +129,7 @@ class ProcessTable:
         """
         for path in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # closed in the meantime
-                if path.readlink().name.startswith(f"memfd:{_FILE}"):
-                    return cls(path)
+                return cls(path)
         raise FileNotFoundError(f"process {pid} shares no budget")
 
     @property

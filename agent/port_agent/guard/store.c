@@ -12,6 +12,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -28,7 +29,11 @@ struct hole {
     uint64_t era;
 };
 
-static int files_[MOST_FILES];
+static struct {
+    int descriptor;
+    dev_t device;
+    ino_t inode;
+} files_[MOST_FILES];
 static uint64_t *sums_[MOST_FILES]; /* checksum of each chunk in a file, by the granule where it begins; 0: nothing was written */
 static size_t sums_bytes_;          /* usable bytes of the newest table */
 static int file_count_;
@@ -49,7 +54,22 @@ static int fork_pipe_[2] = {-1, -1};
 /* The bytes of a block in a file: whole granules, so that each of its chunks has its own checksum. */
 static size_t place_of(size_t bytes) { return (bytes + GRANULE - 1) & ~(GRANULE - 1); }
 
-static int open_file(void) {
+static bool is_still_open(int index) {
+    struct stat found;
+    return !fstat(files_[index].descriptor, &found) && found.st_dev == files_[index].device && found.st_ino == files_[index].inode;
+}
+
+/* Return the descriptor of a page file. A program may close all descriptors and open files of its own, which never
+ * receive a page. */
+static int own_file(int index, const struct block *block) {
+    if (!is_still_open(index)) {
+        errno = EBADF;
+        guard_die("the program closed the page file, whose descriptor must stay open (os.closerange?)", block);
+    }
+    return files_[index].descriptor;
+}
+
+static bool open_file(int index) {
     int flags = O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL;
     int descriptor = direct_ ? (int)syscall(SYS_openat, AT_FDCWD, directory_, flags | O_DIRECT, 0600) : -1;
     if (descriptor < 0) {
@@ -63,7 +83,13 @@ static int open_file(void) {
             descriptor = higher;
         }
     }
-    return descriptor;
+    struct stat made;
+    if (descriptor < 0 || fstat(descriptor, &made))
+        return false;
+    files_[index].descriptor = descriptor;
+    files_[index].device = made.st_dev;
+    files_[index].inode = made.st_ino;
+    return true;
 }
 
 int store_begin(const char *directory) {
@@ -72,17 +98,19 @@ int store_begin(const char *directory) {
     strcpy(directory_, directory);
     direct_ = true;
     int own = file_count_ ? file_count_ - 1 : 0;
-    files_[own] = open_file();
+    if (!open_file(own))
+        return errno;
     if (!sums_[own])
         sums_[own] = arena_reserve(MOST_FILE_BYTES / GRANULE * sizeof **sums_);
-    if (files_[own] < 0 || !sums_[own])
+    if (!sums_[own])
         return errno;
     file_count_ = own + 1;
     return store_reserve(0) ? 0 : errno;
 }
 
 void store_end(void) {
-    close(files_[file_count_ - 1]);
+    if (is_still_open(file_count_ - 1))
+        close(files_[file_count_ - 1].descriptor);
     hole_count_ = 0;
     used_ = reserved_ = 0;
     promised_ = 0;
@@ -94,7 +122,7 @@ static bool grow_file(off_t bytes) {
     int own = file_count_ - 1;
     if ((size_t)bytes > MOST_FILE_BYTES || !arena_grow(sums_[own], &sums_bytes_, (size_t)bytes / GRANULE * sizeof **sums_))
         return false;
-    if (fallocate(files_[own], 0, 0, bytes) && errno != EOPNOTSUPP)
+    if (fallocate(own_file(own, NULL), 0, 0, bytes) && errno != EOPNOTSUPP)
         return false;
     reserved_ = bytes;
     return true;
@@ -253,7 +281,7 @@ WIDEST static uint64_t checksum_of(const void *data, size_t bytes) {
 }
 
 static void transfer_all(const struct block *block, size_t start, uintptr_t address, size_t bytes, bool write) {
-    int file = files_[block->file];
+    int file = own_file(block->file, block);
     off_t offset = block->offset + (off_t)start;
     for (size_t done = 0; done < bytes;) {
         ssize_t part = syscall(write ? SYS_pwrite64 : SYS_pread64, file, address + done, bytes - done, offset + (off_t)done);
@@ -265,7 +293,7 @@ static void transfer_all(const struct block *block, size_t start, uintptr_t addr
         } else if (errno == EINVAL && direct_) {
             direct_ = false; /* the medium does not support direct transfers after all */
             for (int i = 0; i < file_count_; i++)
-                fcntl(files_[i], F_SETFL, fcntl(files_[i], F_GETFL) & ~O_DIRECT);
+                fcntl(own_file(i, block), F_SETFL, fcntl(files_[i].descriptor, F_GETFL) & ~O_DIRECT);
         } else if (errno != EINTR) {
             guard_die(write ? "a page could not be written" : "a page could not be read", block);
         }
@@ -357,10 +385,10 @@ void store_in_child(void) {
     promised_ = 0;
     if (file_count_ == MOST_FILES)
         guard_die("too many generations of forked processes", NULL);
-    files_[file_count_] = open_file();
+    bool opened = open_file(file_count_);
     sums_[file_count_] = arena_reserve(MOST_FILE_BYTES / GRANULE * sizeof **sums_);
     sums_bytes_ = 0;
-    if (files_[file_count_] < 0 || !sums_[file_count_])
+    if (!opened || !sums_[file_count_])
         guard_die("a forked process could not open its page file", NULL);
     file_count_++;
 }

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import textwrap
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -320,3 +321,20 @@ def test_a_pause_stops_all_processes_wherever_they_are_and_their_tensors_leave(t
         rest, _ = program.communicate()
     assert program.returncode == 0 and sorted((said + rest).splitlines()) == sorted(expected.splitlines())
     assert not any(left) and written_bytes > 2 * (12 << 20), (left, written_bytes)
+
+
+@guarded
+@pytest.mark.process
+def test_files_that_take_the_place_of_ours_receive_no_page(tmp_path: Path) -> None:
+    """A program closed all descriptors and opened files of its own, one of which had the number of the page file."""
+    program = """
+    blocks = blocks_of(16)
+    os.closerange(3, 4096)
+    files = [open(f"file-{k}", "w+b", buffering=0) for k in range(100)]
+    for file in files: file.write(bytes(20 << 20))
+    print(computed(blocks, 2))
+    """
+    written(tmp_path, BLOCKS + textwrap.dedent(program))
+    done = followed("train.py", folder=tmp_path, bound=("--tensors", "4M", "--guard-only"))
+    assert done.code == 70 and "the program closed the page file" in done.ours[0] and not done.output
+    assert {zlib.crc32(path.read_bytes()) for path in tmp_path.glob("file-*")} == {zlib.crc32(bytes(20 << 20))}

@@ -1,5 +1,6 @@
 """The budget of `port-agent exec`, which starts when the program imports torch, and is reported at its end."""
 
+import contextlib
 import enum
 import json
 import os
@@ -204,7 +205,7 @@ class ExecBudget:
 
         budget.interceptor.begin(near=True)  # it is paused between two operators
         attach = AttachOptions(options.socket, options.name, options.ram_bytes)
-        table = None if options.processes is None else ProcessTable(Path(options.processes))
+        table = self._processes()
         attached = Opportunistic(attach, budget.interceptor, lambda: budget.report, _emit, table)
         attached.start()
         self._attached = attached
@@ -215,12 +216,25 @@ class ExecBudget:
         if self._budget is not None:
             self._budget.explain(error)
 
+    def _processes(self) -> ProcessTable | None:
+        """Return the figures of the processes in this budget; None if there are none, or the program closed them."""
+        if self._options.processes is None:
+            return None
+        with contextlib.suppress(OSError):
+            return ProcessTable(Path(self._options.processes))
+        return None
+
     def finish(self) -> None:
         """Print the program's figures on standard error, and write them to the file of `--report`."""
         self._widen(_FOR_LOADING_BYTES)  # the program is over: reporting its limits must not fail because of them
-        table = None if self._options.processes is None else ProcessTable(Path(self._options.processes))
-        if self._options.memory == ExecMemory.GUARD_ONLY and table is not None:
-            self._finish_guard(table)
+        table = self._processes()
+        if table is None and self._options.processes is not None:
+            _emit(
+                "the program closed the table of its processes (os.closerange?): what they took together is not known"
+            )
+        if self._options.memory == ExecMemory.GUARD_ONLY and self._options.processes is not None:
+            if table is not None:
+                self._finish_guard(table)
         else:
             self._finish_followed(table)
         if table is not None:
@@ -263,8 +277,7 @@ class ExecBudget:
         """Report the program's figures from a separate process, because another program replaced it; the
         times of that one are unknown.
         """
-        if self._options.processes is not None:
-            table = ProcessTable(Path(self._options.processes))
+        if (table := self._processes()) is not None:
             self._report_guarded(GuardedRun.read(table, None, 0), None)
 
     def _report_guarded(self, run: GuardedRun, wall_s: float | None) -> None:

@@ -4,10 +4,7 @@ included.
 
 import os
 import sys
-import weakref
 from collections import deque
-from io import FileIO
-from pathlib import Path
 from typing import Protocol
 
 from port_agent.guard import GuardedMemory, active_guard
@@ -68,7 +65,7 @@ _FILES_GROWTH_BYTES = 16 << 20
 numpy's memmap or Arrow, of which any page may come, and code.
 """
 
-_STATM = Path("/proc/self/statm")
+_STATM = "/proc/self/statm"
 _STATM_BYTES = 256
 """Seven numbers of at most 20 digits."""
 
@@ -110,10 +107,6 @@ class ProcessBudget:
         """Bytes that fit on the host, as tensors, and on that device together, when last measured."""
         self._allocator: Allocator | None = active()
         self._guard = active_guard()
-        self._statm: FileIO | None = None
-        if sys.platform == "linux":
-            self._statm = FileIO(_STATM)
-            weakref.finalize(self, self._statm.close).atexit = False  # the end of the program is reported, too
         self._of_files = 0
         """File pages when they were last released, without the followed weights."""
         self._looked_at = -_LOOK_BYTES
@@ -206,7 +199,7 @@ class ProcessBudget:
         self._lately.operators += self._skipped
         self._skipped = 0
         self._looked_at = self._table.resident_bytes
-        resident = resident_now() if self._statm is None else self._look(self._statm)
+        resident = self._look() if sys.platform == "linux" else resident_now()
         if self.strict and self._taken() + _KEPT_FREE_BYTES > self.ram_bytes:
             self.lacking_bytes(0)
             resident = resident_now()
@@ -245,14 +238,14 @@ class ProcessBudget:
             rest = min(rest, lately + _LATER_CODE_BYTES)
         return self._usable - rest - allocated_bytes
 
-    def _look(self, statm: FileIO) -> int:
+    def _look(self) -> int:
         """Return the resident bytes of the process, and release the growth of file pages: as much comes again until the
         next time.
         """
-        found = os.pread(statm.fileno(), _STATM_BYTES, 0)
+        found = _read_statm()
         if _of_files_in(found) - self._table.mapped_bytes > self._of_files + _FILES_GROWTH_BYTES:
             release_shared_pages(in_ram)
-            self._of_files = _of_files_in(os.pread(statm.fileno(), _STATM_BYTES, 0)) - self._table.mapped_bytes
+            self._of_files = _of_files_in(_read_statm()) - self._table.mapped_bytes
         return _resident_in(found)
 
     def expect_product(self) -> None:
@@ -340,7 +333,16 @@ def resident_now() -> int:
     """Return the resident memory of this process in bytes; on Linux this takes one short read."""
     if sys.platform != "linux":
         return resident_bytes()
-    return _resident_in(_STATM.read_bytes())
+    return _resident_in(_read_statm())
+
+
+def _read_statm() -> bytes:
+    """Return what the kernel tells about this process's memory; no descriptor stays open, which a program might close."""
+    file = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(file, _STATM_BYTES)
+    finally:
+        os.close(file)
 
 
 def _resident_in(statm: bytes) -> int:

@@ -153,9 +153,15 @@ def _is_needed(key: str, prefix: str, task: Task) -> bool:
 
 
 def check_takes(model: Any, longest: int, largest_token: int) -> None:
-    """Raise FinetuneError if sequences have more tokens than the model has positions, or
-    tokens that it does not know.
+    """Raise FinetuneError if sequences have more tokens than the model has positions, or tokens that it does not know.
+
+    It is raised, too, if the model asks for a loss beside that of its tokens.
     """
+    if getattr(model.config, "output_router_logits", False):
+        raise FinetuneError(
+            "this model's config.json asks for the auxiliary loss of its router, which finetune does not add; set "
+            "output_router_logits to false there, or train it with transformers"
+        )
     rows = model.get_input_embeddings().weight.shape[0]
     if largest_token >= rows:
         raise FinetuneError(

@@ -150,6 +150,9 @@ def test_what_a_model_has_no_places_or_no_rows_for_is_refused(tmp_path: Path) ->
     rows = without.get_input_embeddings().weight.shape[0]
     with pytest.raises(FinetuneError, match=rf"token {rows} from the text, but the model knows tokens 0 to {rows - 1}"):
         check_takes(without, 16, rows)
+    without.config.output_router_logits = True
+    with pytest.raises(FinetuneError, match="auxiliary loss of its router"):
+        check_takes(without, 16, 20)
 
 
 @pytest.mark.slow

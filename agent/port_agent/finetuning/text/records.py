@@ -93,6 +93,8 @@ class Records(Collection[Record]):
                     if isinstance(entry, ValueError):
                         raise entry
                     record, keys = record_of(entry, where)
+                    if record.is_text and not _has_words(record):
+                        raise ValueError("an empty text")
                 except ValueError as error:
                     broken(f"{where}: {error}")
                 else:

@@ -313,6 +313,10 @@ def _objects(stream: IO[str]) -> Iterator[object]:
 
     The first unreadable one is yielded as a ValueError and ends the sequence.
     """
+
+    def last(error: Exception) -> ValueError:
+        return ValueError(f"{_broken(error, text)}; what follows it in the file is not read")
+
     text, more = "", True
     while True:
         text = text.lstrip(" \t\r\n,") if text.strip(" \t\r\n,[]") else ""
@@ -322,14 +326,14 @@ def _objects(stream: IO[str]) -> Iterator[object]:
         try:
             entry, end = _DECODER.raw_decode(text)
         except (RecursionError, _TwiceError) as error:
-            yield _broken(error, text)
+            yield last(error)
             return
         except ValueError as error:
             part = stream.read(max(len(text), CHUNK_CHARACTERS)) if more else ""
             more = bool(part)
             if not part and text:
                 if text.strip("] \n\r\t"):
-                    yield _broken(error, text)
+                    yield last(error)
                 return
             text += part
             continue

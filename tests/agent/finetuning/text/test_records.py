@@ -45,6 +45,21 @@ def test_lines_end_where_json_has_them_end_and_a_byte_order_mark_is_no_text(tmp_
     assert list(parts_of(found)) == ["words"]
 
 
+def test_an_empty_text_is_counted_and_not_learned(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "a"}\n{"text": ""}\n{"text": " "}\n')
+    found = Records(path)
+    assert tuple(found) == (Record(text="a"),) and found.broken == 2 and found.first_broken == "line 2: an empty text"
+
+
+def test_what_follows_a_broken_entry_of_an_array_is_not_read_and_that_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_text('[{"text": "a"}, {"text": b}, {"text": "c"}]')
+    found = Records(path)
+    assert tuple(found) == (Record(text="a"),) and found.broken == 1
+    assert found.first_broken.endswith("; what follows it in the file is not read")
+
+
 def test_broken_lines_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text('{"text": "a"}\n{"prompt": "p"}\n{broken\n[]\n{"messages": [{"role": "user", "content": "u"}]}\n')

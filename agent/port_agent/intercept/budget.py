@@ -597,8 +597,11 @@ def _adopt_tensors(table: StorageTable) -> None:
 
 
 def _may_share_memory() -> bool:
-    """Return whether this machine may have a device that computes in the host's memory, without starting it."""
-    kind = torch.accelerator.current_accelerator(check_available=True)
+    """Return whether this machine may have a device that computes in the host's memory.
+
+    The driver is not asked: after that, no process that the program forks could use the device.
+    """
+    kind = torch.accelerator.current_accelerator()
     return kind is not None and (kind.type != CUDA or platform.machine() == "aarch64")
 
 

@@ -284,7 +284,7 @@ print(sum(float(p.double().sum().item()) for p in kept).hex())
 def test_a_gpu_that_computes_in_the_hosts_memory_shares_the_budget_of_that(tmp_path: Path) -> None:
     """What leaves it goes to the disk, as the host's tensors; the kernel counts what both take."""
     library()
-    environment = {**installed(tmp_path / "card"), UNIFIED: "1"}
+    environment = {**installed(tmp_path / "card"), UNIFIED: "1", "OMP_NUM_THREADS": "1"}
     written(tmp_path, SHARING)
     expected = plain("train.py", folder=tmp_path, environment=environment)
     bound = beside_process(90)

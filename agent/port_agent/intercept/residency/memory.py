@@ -188,7 +188,7 @@ class ProcessBudget:
         if self.settling:
             self._releases_left -= 1
             release_code_pages()
-            self._give_back()
+            self._trim_allocator()
 
     def tensor_bytes(self) -> int:
         """Return how many bytes of tensors fit now, and tell the allocator how much freed memory it may keep.
@@ -263,6 +263,10 @@ class ProcessBudget:
     def _give_back(self) -> None:
         if self._guard is not None:
             self._guard.trim()
+        self._trim_allocator()
+
+    def _trim_allocator(self) -> None:
+        """Release what is kept for reuse besides guarded memory, which gives back by itself what its limit does not hold."""
         if self._allocator is None:
             release_free_memory()
         else:

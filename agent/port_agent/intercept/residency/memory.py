@@ -230,13 +230,16 @@ class ProcessBudget:
         `found_bytes` of the rest.
 
         Guarded memory evicts blocks that no operator has used yet. Its limit is without headroom for growth of the
-        rest, which it measures by itself while an operator runs, as the resident pages of mapped files.
+        rest, which it measures by itself while an operator runs, as the resident pages of mapped files. It measures
+        nothing while a device that shares the budget computes, and keeps no freed memory in that headroom then.
         """
-        guard.set_limit(max(self._usable - found_bytes - allocated_bytes, _MIN_TENSOR_BYTES))
         rest, lately = self._rest(found_bytes), self._lately.most_bytes(found_bytes)
         if lately is not None:
             rest = min(rest, lately + _LATER_CODE_BYTES)
-        return self._usable - rest - allocated_bytes
+        left_bytes = self._usable - rest - allocated_bytes
+        held_bytes = self._usable - found_bytes - allocated_bytes if self.device is None else left_bytes
+        guard.set_limit(max(held_bytes, _MIN_TENSOR_BYTES))
+        return left_bytes
 
     def _look(self) -> int:
         """Return the resident bytes of the process, and release the growth of file pages: as much comes again until the

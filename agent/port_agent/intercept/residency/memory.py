@@ -237,7 +237,8 @@ class ProcessBudget:
         if lately is not None:
             rest = min(rest, lately + _LATER_CODE_BYTES)
         left_bytes = self._usable - rest - allocated_bytes
-        held_bytes = self._usable - found_bytes - allocated_bytes if self.device is None else left_bytes
+        known = self.device is not None or self._releases_left < _CODE_RELEASES
+        held_bytes = left_bytes if known else self._usable - found_bytes - allocated_bytes
         guard.set_limit(max(held_bytes, _MIN_TENSOR_BYTES))
         return left_bytes
 

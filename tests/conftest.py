@@ -1,15 +1,19 @@
 """What a run of the tests says at its end: a table of the attacks that were made, and what they came to."""
 
 import gc
+import importlib.util
 import os
 import random
 import signal
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
+from port_planner.base.code_pages import forget_large_folios
 from tests.attack.outcome import AttackOutcome, Survived
 from tests.own_process import leave_fixtures_to_own_process, run_in_own_process
 from tests.process_marks import ProcessWatch, mark_own_processes
@@ -32,6 +36,20 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.platform == "linux" and "PYTEST_XDIST_WORKER" not in os.environ:
+        _forget_large_folios_of_torch()
+
+
+def _forget_large_folios_of_torch() -> None:
+    """Have the kernel read torch's libraries in small folios before any process of the tests maps them, which would keep large ones.
+
+    Programs do it themselves where they are the only ones that run torch (`port_planner.base.code_pages`); with budgets
+    of 60 MiB beside the process, a test would otherwise find other sizes on a freshly installed machine.
+    """
+    found = importlib.util.find_spec("torch")
+    folder = Path(found.origin).parent / "lib" if found is not None and found.origin else Path()
+    for library in folder.glob("libtorch*.so*"):
+        forget_large_folios(str(library))
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks

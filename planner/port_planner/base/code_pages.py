@@ -3,13 +3,17 @@
 Importing torch touches 65 to 100 MiB of code, and 10 MiB of constants.
 
 Both are mapped from files and never changed, so their pages can go at any time; pages that are needed again come back
-from the page cache, 30 MiB of code for a training step. It is up to 85 MiB where Linux 6.18 has freshly installed
-libraries in large folios and maps each as a whole. The kernel gives code back, too, when memory is short; a budget
+from the page cache, 30 MiB of code for a training step. The kernel gives code back, too, when memory is short; a budget
 cannot wait for that.
+
+Linux 6.18 has freshly installed libraries in large folios, up to 2 MiB each, and maps a folio as a whole when one of its
+pages is used: 85 MiB for a training step. It is made to forget these, and reads what runs again in small ones.
 """
 
+import contextlib
 import ctypes
 import mmap
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -34,6 +38,16 @@ _NO_FILES = ("/dev/", "/memfd:", "/SYSV", "/anon_hugepage")
 
 _DELETED = " (deleted)"
 
+_LIBRARY_BYTES = 4 << 20
+"""Files of code from this size on are asked how their pages lie."""
+
+_LOOKS = 16
+_FOLIO_BYTES = 256 << 10
+"""A page that brings so many with it lies in a large folio; otherwise the kernel maps at most 64 KiB around it."""
+
+_looked_at: set[str] = set()
+"""Files whose folios this process has seen."""
+
 _CODE, _CONSTANTS = "r-xp", "r--p"
 """Permissions of private mappings that are never written."""
 
@@ -49,9 +63,13 @@ def release_code_pages() -> None:
 
     Linux only; nothing happens elsewhere.
 
-    A mapping with pages of its own is left alone.
+    A mapping with pages of its own is left alone. Files that lie in large folios leave the page cache, but for what
+    another process has mapped.
     """
-    _release(code_mappings)
+    for path in large_code_files(_release(code_mappings)) - _looked_at:
+        _looked_at.add(path)
+        with contextlib.suppress(OSError, ValueError):  # replaced, or shorter meanwhile
+            forget_large_folios(path)
 
 
 def release_data_pages() -> None:
@@ -106,18 +124,50 @@ def file_mappings(maps: str) -> Iterator[FileMapping]:
             yield FileMapping(int(start, 16), int(stop, 16), int(words[2], 16), words[5], words[1].endswith("s"))
 
 
-def _release(mappings: Callable[[str], list[tuple[int, int]]]) -> None:
+def _release(mappings: Callable[[str], list[tuple[int, int]]]) -> str:
+    """Unmap what `mappings` finds in this process's smaps, and return that text; empty if nothing was unmapped."""
     if sys.platform != "linux":
-        return
+        return ""
     try:
         own_page = _own_page()
         described = Path("/proc/self/smaps").read_text()
     except OSError:  # a sandbox without them
-        return
+        return ""
     if not tells_own_pages(described, ctypes.addressof(own_page)):
-        return
+        return ""
     for start, stop in mappings(described):
         _give_back(start, stop)
+    return described
+
+
+def large_code_files(smaps: str) -> set[str]:
+    """Return the paths of large files of which a process has mapped code, from an smaps text."""
+    return {m.path for m in _private_mappings(smaps) if m.permissions == _CODE and m.stop - m.start >= _LIBRARY_BYTES}
+
+
+def forget_large_folios(path: str) -> bool:
+    """Make the kernel drop a file from its page cache if some of it lies in large folios; return whether it was asked to.
+
+    Dropped are clean pages that no process has mapped; see posix_fadvise(2). Raises OSError and ValueError.
+    """
+    with open(path, "rb") as file:
+        with mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as pages:
+            most_bytes = max(_mapped_by_reading(pages, len(pages) * k // _LOOKS) for k in range(_LOOKS))
+        large = most_bytes >= _FOLIO_BYTES
+        if large:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return large
+
+
+def _mapped_by_reading(pages: mmap.mmap, offset: int) -> int:
+    """Return how many bytes of files this process has mapped more after it read a byte."""
+    before = _file_bytes()
+    pages[offset]
+    return _file_bytes() - before
+
+
+def _file_bytes() -> int:
+    return int(Path("/proc/self/statm").read_bytes().split()[2]) * mmap.PAGESIZE
 
 
 def _give_back(start: int, stop: int) -> None:

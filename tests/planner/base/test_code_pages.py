@@ -2,6 +2,7 @@
 
 import ctypes
 import mmap
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from port_planner.base import code_pages
 from port_planner.base.code_pages import (
     code_mappings,
     data_mappings,
+    forget_large_folios,
+    large_code_files,
     release_code_pages,
     release_data_pages,
     release_shared_pages,
@@ -147,6 +150,27 @@ def without_pages_of_files(smaps: str) -> str:
             of_file = words[-1].startswith("/")
         lines.append("Anonymous: 0 kB" if of_file and words[0] in ("Anonymous:", "Swap:") else line)
     return "\n".join(lines)
+
+
+def test_large_files_of_code_are_those_with_four_mebibytes_of_it() -> None:
+    assert large_code_files(SMAPS) == set()
+    assert large_code_files(SMAPS.replace("7f0000000000-7f0000100000", "7effffc00000-7f0000000000")) == {
+        "/usr/lib/with space/libtorch_cpu.so"
+    }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_in_large_folios_leaves_the_page_cache_with_nothing_lost(tmp_path: Path) -> None:
+    path, text = tmp_path / "library.so", b"code" * (2 << 20)
+    with path.open("w+b") as file:
+        file.write(text)
+        os.fsync(file.fileno())
+        assert os.preadv(file.fileno(), [bytearray(4)], 0, os.RWF_NOWAIT) == 4
+        if not forget_large_folios(str(path)):
+            pytest.skip("this kernel maps no folio as a whole, or this file system has none that are large")
+        with pytest.raises(BlockingIOError):
+            os.preadv(file.fileno(), [bytearray(4)], 0, os.RWF_NOWAIT)
+    assert path.read_bytes() == text
 
 
 def test_shared_mappings_are_those_of_files_with_names() -> None:

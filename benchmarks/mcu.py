@@ -314,6 +314,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="of the table of ways; none: only what runs",
     )
     options = parser.parse_args(arguments)
+    if unknown := set(filter(None, options.networks.split(","))) - {network.task for network in NETWORKS}:
+        parser.error(
+            f"--networks: {', '.join(sorted(unknown))}: not among {', '.join(network.task for network in NETWORKS)}"
+        )
     chosen = [network for network in NETWORKS if network.task in options.networks.split(",")]
     if options.memory:
         _print_memory([row for network in chosen for row in _ways(network, options.accuracy)], options.json)

@@ -3,7 +3,7 @@
 The command itself is run on a script of its own for each job, as a user would. CPU seconds are those of all
 processes that planning starts, which other work on the machine disturbs less than the clock; the peak is that of
 its largest process, as the kernel counts it. Operators are measured and compared in one process, whose CPU seconds
-are booked where it ends, on `compare`. `lora`: a TinyLlama-1.1B with random bfloat16 weights, written to
+are counted in its last stage, `compare`. `lora`: a TinyLlama-1.1B with random bfloat16 weights, written to
 safetensors once (2.2 GB, below --folder).
 """
 

@@ -160,7 +160,7 @@ class _Device:
         self.current = threading.local()
 
     def taken(self, nbytes: int) -> int:
-        """Return what a tensor of so many bytes takes."""
+        """Return the bytes that a tensor of this size takes."""
         return -(-nbytes // self.rounding) * self.rounding
 
     def take(self, nbytes: int) -> None:
@@ -590,11 +590,11 @@ class SimBackend:
         _DEVICE.peak = _DEVICE.allocated
 
     def limit(self, nbytes: int | None) -> None:
-        """Refuse more than so many bytes; None: no limit."""
+        """Refuse more than this number of bytes; None: no limit."""
         _DEVICE.cap_bytes = nbytes
 
     def take_times(self, copy_s: float, shared_s: float) -> None:
-        """Take so many seconds from now on for what `COPY_S` and `SHARED_S` say."""
+        """From now on, take this number of seconds for the operations that `COPY_S` and `SHARED_S` time."""
         _DEVICE.copy_s, _DEVICE.shared_s = copy_s, shared_s
 
     def copied_bytes(self) -> int:
@@ -607,7 +607,7 @@ class SimBackend:
         _DEVICE.own_bits = own
 
     def idle(self) -> bool:
-        """Return whether the host knows that all that the device was given is done."""
+        """Return whether the host knows that the device has finished all its work."""
         return all(_DEVICE.host.get(stream.index, 0) >= stream.number for stream in (_COMPUTE, self.copies))
 
     def ahead(self) -> int:

@@ -123,7 +123,7 @@ def imports_of(module: str) -> frozenset[str]:
 
 
 def inside(module: str, room: str) -> bool:
-    """Return whether a module is a room or in it."""
+    """Return whether a module is a room or lies in one."""
     return module == room or module.startswith(room + ".")
 
 

@@ -1,4 +1,4 @@
-"""Forks of a process that has loaded torch end as the processes do that they stand for."""
+"""Forks of a process that has loaded torch end in the same way as the processes that they replace."""
 
 import os
 import signal

@@ -272,7 +272,7 @@ def leave_on_sigterm(number: int, frame: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramOptions(BoardOptions):
-    """What this worker may be told; it begins with no given weights."""
+    """The commands that this worker accepts; it starts without given weights."""
 
     weights: Path | None = None
 

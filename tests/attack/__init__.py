@@ -1,1 +1,1 @@
-"""Attacks on a whole: each gives an `AttackOutcome`, and the tests of this room show that none gets through."""
+"""Attacks on the whole program: each returns an `AttackOutcome`, and the tests here show that none succeeds."""

@@ -301,7 +301,7 @@ async def live_through(folder: Path, hours: int, seed: int) -> AttackOutcome:
 
 
 def attack_hours(scratch: Path, hours: int, seed: int) -> AttackOutcome:
-    """Live through so many hours in a process of its own."""
+    """Simulate this number of hours in a separate process."""
     with (scratch / "said").open("w") as said:
         command = [sys.executable, "-m", __name__, str(scratch), str(hours), str(seed)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=said, text=True, check=False)

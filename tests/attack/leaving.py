@@ -1,4 +1,4 @@
-"""A large model is told to leave in the middle of a step: what is lost, and how long the memory stays."""
+"""A large model is stopped in the middle of a step: what is lost, and how long its memory stays in use."""
 
 import time
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def large_job() -> TrainingJob:
 
 
 def unplug(folder: Path, *, after_steps: int, within_s: float) -> Leaving:
-    """Train without checkpoints, leave half-way through the step after so many, and look where a second run begins."""
+    """Train without checkpoints, stop half-way through a later step, and return where a second run begins."""
     folder.mkdir(parents=True, exist_ok=True)
     job = large_job()
     parameters = sum(parameter.numel() for parameter in job.model.parameters())

@@ -152,7 +152,7 @@ def _in_place(call: Call) -> Call | None:
 
 
 def _more() -> tuple[Callable[[], Any], ...]:
-    """Return functions that call the operators which torch's samples leave out."""
+    """Return functions that call the operators for which torch has no samples."""
     aten = torch.ops.aten
     x, w = torch.randn(2, 3, 4, requires_grad=True), torch.randn(4, requires_grad=True)
     volume = torch.randn(1, 2, 3, 4, 5, requires_grad=True)

@@ -20,7 +20,7 @@ TRUSTING = (
 
 @pytest.mark.slow
 def test_calls_that_are_right_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else their hostile kin would all be refused for another reason than theirs."""
+    """The valid samples pass; otherwise their hostile variants would be refused for the wrong reason."""
     monkeypatch.setenv("SETUPTOOLS_USE_DISTUTILS", "stdlib")  # torch's tests load setuptools, which wants to be first
     calls = right_calls(("nn.functional.embedding", "cdist"))
     ended = Counter(attempt(call) for call in calls)

@@ -25,7 +25,7 @@ from tests.attack.wrong_inputs import (
 
 @pytest.fixture
 def things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Work in a directory of things that are not what is asked for, beside a few that are."""
+    """Work in a directory with a few valid inputs and many invalid ones."""
     make_things(tmp_path)
     shutil.copy(small_bundle(), tmp_path / "job.port")
     (tmp_path / "train.py").write_text("x = 1\n")

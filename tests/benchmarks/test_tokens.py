@@ -1,4 +1,4 @@
-"""The judge of what is learned: the same is told from what differs, a known reason from none."""
+"""The judge of learned tokens distinguishes equal from different ones, and known reasons from unknown ones."""
 
 from typing import Any
 

@@ -169,7 +169,7 @@ def test_commands_judge_jobs() -> None:
 
 @pytest.mark.long
 def test_commands_tell_a_job_that_differs() -> None:
-    """As one whose script gives the loop of the benchmark another loss than the agent."""
+    """The judge finds a job whose script gives the benchmark's loop a different loss from the agent's."""
     script = SCRIPT.format(name="losses/focal").replace("    return begun", "    job = begun") + OTHER
     assert CommandCase("other", script=script).judged(lambda at: None).verdict is Verdict.DIFFERS
 

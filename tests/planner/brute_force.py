@@ -122,7 +122,7 @@ def with_variants(problem: Problem, seed: int) -> Problem:
 
 
 def _tiles(rng: random.Random, problem: Problem, stages: list[int], count: int) -> Alternative:
-    """Return stages in so many tiles: what they touch is there tile by tile where it is whole
+    """Return stages in this number of tiles: what they touch is there tile by tile where it is whole
     neither before nor after.
     """
     savings = list[TileSaving]()

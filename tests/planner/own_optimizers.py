@@ -1,4 +1,4 @@
-"""Optimizers as people write and copy them, that are none of torch's."""
+"""Optimizers that people write or copy, and that are not part of torch."""
 
 import math
 from collections.abc import Callable

@@ -216,7 +216,7 @@ def trainer(folder: Path, *, masked: bool = False, callbacks: Sequence[str] = ()
 
 
 def test_a_trainer_makes_whole_updates_of_the_batches_that_it_does_not_leave_out(tmp_path: Path) -> None:
-    """Of ten samples, and a loss that no count of labels divides."""
+    """A Trainer with ten samples, whose loss is not divided by a count of labels."""
     source = trainer(tmp_path, dataloader_drop_last=True, num_train_epochs=3, callbacks=["on_log", "on_train_end"])
     job = as_job(source)
     assert job is not None and job.epochs == 3

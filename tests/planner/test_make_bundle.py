@@ -112,7 +112,7 @@ def test_what_a_step_leaves_shows_before_the_first_steps_are_followed(what: str)
 
 @pytest.mark.parametrize("followed", [0, 2])
 def test_constants_that_a_program_makes_in_its_first_step_are_recorded_as_they_are_then(followed: int) -> None:
-    """Of each shape; but not what it makes of its first batch, which is another one than is recorded first."""
+    """Constants are recorded for each shape, except those computed from a first batch that is not recorded first."""
 
     def remembering(make: Callable[[torch.Tensor], torch.Tensor]) -> TrainingJob:
         made, kept = job(), dict[int, torch.Tensor]()

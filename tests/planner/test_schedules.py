@@ -95,7 +95,7 @@ def test_a_schedule_that_counts_its_own_calls_is_named() -> None:
 
 
 def test_what_the_programs_steps_do_to_a_schedule_is_told() -> None:
-    """As a scheduler that follows a count of the loss function."""
+    """A scheduler that depends on a counter of the loss function."""
     steps: list[int] = []
 
     def counting() -> TrainingJob:

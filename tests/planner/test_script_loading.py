@@ -81,7 +81,7 @@ assert not hasattr(http, "MINE") and not hasattr(wave, "MINE") and sys.modules["
 
 @pytest.mark.process
 def test_processes_that_a_script_starts_know_its_classes(tmp_path: Path) -> None:
-    """As those of a `DataLoader` that are spawned, whatever the script is called."""
+    """Load the script in a spawned process, as a `DataLoader` does, whatever the script's name is."""
     (tmp_path / "types.py").write_text(
         "import multiprocessing, os\n"
         "class Rows:\n"

@@ -72,7 +72,7 @@ def bare(tree: Path, runtime: Path, site: dict[str, Path], package: PackageBuild
 
 
 def install(container: Container, *words: str) -> str:
-    """Run the script with pip told where the certificates are, and return what it said."""
+    """Run the script with pip's certificates configured, and return its output."""
     pip = f"PIP_CERT={CERTIFICATES}/ca-certificates.crt PORT_SETTLE_S=1"
     return check(container, f"{pip} {SOURCE}/deploy/install.sh {' '.join(words)} 2>&1", 900)
 

@@ -387,7 +387,7 @@ static bool give_pages(struct block *block) {
     return done;
 }
 
-/* ---- coming ------------------------------------------------------------------------------------------------------- */
+/* ---- bringing in ------------------------------------------------------------------------------------------------- */
 
 static void wait_for(struct block *block, uint32_t state) {
     unlock();
@@ -1286,7 +1286,7 @@ size_t guard_measure_live_bytes(void) {
 
 size_t guard_peak_live_bytes(void) { return peak_live_bytes_; }
 
-/* Transfer a part of a block that is away between its page and memory; the lock is released meanwhile. */
+/* Transfer a part of an evicted block between its page and memory; the lock is released meanwhile. */
 static void transfer_part(struct block *block, size_t start, void *memory, size_t bytes, bool write) {
     become(block, FILLING);
     busy_++;

@@ -206,7 +206,7 @@ static void flash_unlock(void)
     FLASH_KEY = 0xCDEF89ABu;
 }
 
-/* RM0090 3.5.5: lines of the data cache that were read before an erase or a write are not made invalid by it. */
+/* RM0090 3.5.5: lines of the data cache that were read before an erase or a write stay in the cache and are stale. */
 static void flash_lock(void)
 {
     FLASH_CONTROL = CONTROL_LOCK;

@@ -74,7 +74,7 @@ LOADED: dict[str, Callable[[Path], dict[str, torch.Tensor]]] = {
 
 @pytest.mark.parametrize("way", LOADED)
 def test_loaded_within_the_budget(way: str, tmp_path: Path) -> None:
-    """A checkpoint: what torch.load allocates for itself could never leave."""
+    """Memory that torch.load allocates for a checkpoint could otherwise never be evicted."""
     path = tmp_path / "plain"
     model = layers(COUNT)
     torch.save(model.state_dict(), path)

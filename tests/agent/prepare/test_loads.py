@@ -32,7 +32,7 @@ class Looked(threading.Event):
 
 @pytest.fixture
 def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The clock of the loads, which stands."""
+    """Return the time of the loads' clock, which is stopped."""
     now = [100.0]
     monkeypatch.setattr(loads, "time", SimpleNamespace(monotonic=lambda: now[0], thread_time=time.thread_time))
     return now

@@ -65,7 +65,7 @@ async def _lose_the_database(tmp_path: Path, damage: Callable[[Path], object]) -
 
 @go
 async def test_jobs_that_cannot_be_restored_keep_nobody_from_starting(tmp_path: Path) -> None:
-    """As an agent stored them that did not look: a deadline that no calendar knows, and steps without end."""
+    """Jobs as an agent without checks stored them: an impossible deadline, and endless steps."""
     store = JobStore(tmp_path / "state")
     for name, change in (("far", {"deadline_at": 8.64e12}), ("long", {"steps": 10**400})):
         store.save(replace(job := store.add(JobSpec(name, "b.json"), 1.0), spec=replace(job.spec, **change)))

@@ -1,4 +1,4 @@
-"""Who runs next, who goes on, who leaves: decisions of a test, real workers."""
+"""Which job runs next, continues or leaves: the test decides, real workers train."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What paired devices are told: what there is, nothing of jobs' data, and energy by the day."""
+"""Reports to paired devices: what exists, energy by day, and nothing of the jobs' data."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

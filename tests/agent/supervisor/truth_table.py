@@ -124,7 +124,7 @@ class Machine:
             write_tree(self.root, {"sys/devices/usb1/1-1/urbnum": "6"})
 
     def run_processors(self, busy: int) -> None:
-        """Let so many ticks pass in which somebody computes, and 1000 in which nobody does."""
+        """Let this number of busy ticks pass, and then 1000 idle ones."""
         self._idle += 1000
         self._busy += busy
         write_tree(self.root / "proc", {"stat": stat(self._busy, self._idle)})

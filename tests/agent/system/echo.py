@@ -11,7 +11,7 @@ from port_planner.base.errors import PortError
 
 
 class Say(msgspec.Struct, frozen=True):
-    """Say a text so many times; `failing`: end with an error instead."""
+    """Print a text repeatedly; `failing`: end with an error instead."""
 
     text: str
     times: int = 1

@@ -98,7 +98,7 @@ def test_a_program_that_is_not_there_is_said() -> None:
 
 @LINUX
 def test_it_does_not_outlive_who_started_it() -> None:
-    """The supervisor is killed: its worker hears SIGTERM."""
+    """If the supervisor is killed, its worker receives SIGTERM."""
     middle = (
         "import os, subprocess, sys\n"
         "child = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE)\n"

@@ -72,7 +72,7 @@ def test_a_module_is_found_from_anywhere_and_no_relative_path_is_handed_on(
 
 
 def test_no_other_module_starts_python() -> None:
-    """Who names `sys.executable` says it in a message, isolates it, or runs the user's own program."""
+    """Code that names `sys.executable` prints it, isolates it, or runs the user's own program."""
     allowed = {
         "agent/port_agent/system/python_process.py",
         "agent/port_agent/malloc/environment.py",  # a trial with -I

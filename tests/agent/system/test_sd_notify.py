@@ -1,4 +1,4 @@
-"""What systemd is told, on a real datagram socket."""
+"""Messages to systemd, on a real datagram socket."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""What a trainer is told in tests, in few words."""
+"""Short forms of a trainer's options for tests."""
 
 from pathlib import Path
 from typing import Any

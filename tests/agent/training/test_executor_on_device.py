@@ -211,9 +211,9 @@ def costs_beside_host(graph: StepGraph, host_bytes: int) -> CostTable:
 
 
 def to_host(graph: StepGraph, plan: Plan, every: int = 1, *, lasting: bool = False) -> Plan:
-    """Return a plan in which every so many pages of what lives within the step go to the host's memory.
+    """Return a plan that sends every n-th page of the step's temporaries to the host's memory.
 
-    `lasting`: those of every so many weights and optimizer states, too.
+    `lasting`: also send every n-th weight and optimizer state there.
     """
 
     def moves(i: int, d: Decision) -> bool:

@@ -1,4 +1,4 @@
-"""Overflows that persist are told from those of a batch now and then."""
+"""Persistent overflows are distinguished from those of occasional batches."""
 
 from port_agent.training.packing_drift import OFTEN, SPARSE_STEPS, WATCHED_STEPS, PackingDrift
 from port_agent.training.step_packing import Overflow

@@ -63,7 +63,7 @@ def train(options: TorchOptions, asked: dict[int, Command] | None = None) -> lis
 
 
 def kinds(events: list[Event]) -> str:
-    """Return what was told in a letter each."""
+    """Return the reported events, one letter for each."""
     letters = {
         WorkerReady: "R",
         EvaluationDone: "E",

@@ -1,4 +1,4 @@
-"""The worker process as its supervisor sees it: killed, told to pause, leave, stop, switch
+"""The worker process as its supervisor sees it: killed, asked to pause, leave, stop, switch
 plans; and when it refuses.
 """
 

@@ -1,4 +1,4 @@
-"""What the supervisor wants, between the thread that hears it and the one that trains."""
+"""Commands of the supervisor, between the thread that receives them and the one that trains."""
 
 import threading
 from collections.abc import Callable

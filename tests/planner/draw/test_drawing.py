@@ -1,4 +1,4 @@
-"""What a drawing shows of a plan: every fate in its shade, at its time, within the plan's memory."""
+"""A drawing shows each decision of a plan in its shade, at its time, within the plan's memory."""
 
 from dataclasses import replace
 

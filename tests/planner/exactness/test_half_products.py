@@ -26,7 +26,7 @@ def measured_anew() -> Iterator[None]:
 
 
 class Meter:
-    """Sees what it is told."""
+    """A stand-in that records its arguments."""
 
     sees, took = True, 0
 
@@ -62,7 +62,7 @@ def test_measuring_changes_nothing_for_the_products_after_it(monkeypatch: pytest
     onednn = torch.backends.mkldnn
 
     def refused(*operands: torch.Tensor) -> torch.Tensor:
-        """As torch does: it warns, and asks oneDNN for nothing from then on."""
+        """Switch oneDNN off as torch does: it warns, and does not use oneDNN from then on."""
         warnings.warn("mkldnn_matmul failed, switching to BLAS gemm: could not create a primitive\n" * 60, stacklevel=1)
         onednn.enabled = False  # type: ignore[assignment]
         return torch.zeros(128, 4096)

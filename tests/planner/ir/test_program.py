@@ -1,4 +1,4 @@
-"""Idle gaps of a storage, and what a step says that has no room."""
+"""Idle gaps of a storage, and the error of a step that has too little memory."""
 
 from port_planner.base.errors import ExitCode
 from port_planner.ir.program import BudgetError, idle_gaps

@@ -1,4 +1,4 @@
-"""Trips of paged parameters that the room of a plan spares: less energy within the same RAM, to the same bits."""
+"""Transfers of paged parameters that free memory makes unnecessary: less energy, the same RAM and the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""eq1 to eq4: one fate a gap, there once back, inputs there, contents written once."""
+"""eq1 to eq4: one decision per gap; resident after return; inputs resident; contents written once."""
 
 from dataclasses import replace
 

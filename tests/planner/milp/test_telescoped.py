@@ -1,4 +1,4 @@
-"""Rows told by what changes have the solutions of rows that are written out, in fewer terms."""
+"""Rows expressed by their changes have the same solutions as rows written in full, in fewer terms."""
 
 import numpy as np
 import pytest

@@ -40,7 +40,7 @@ def by_bytes(graph: StepGraph) -> CostTable:
 
 
 def joules(graph: StepGraph, cut: Tiling, ram_bytes: int) -> float:
-    """Return what a quick plan of the graph costs, cut so; infinite where there is none."""
+    """Return the cost of a quick plan of the graph with this tiling; infinite if no plan exists."""
     costs, rewritten = by_bytes(graph), cut.applied(graph)
     estimated = CostTable(costs.device, tile_costs(graph, costs.ops, rewritten))
     plan = plan_step(rewritten.graph, estimated, ram_bytes=ram_bytes, strategy="greedy").plan

@@ -148,7 +148,7 @@ def test_an_operand_that_is_still_needed_is_missed_by_a_step(monkeypatch: pytest
 
 @pytest.mark.slow
 def test_operands_the_other_way_round_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of `h - e(h)` only what is taken off dies."""
+    """In `h - e(h)`, only the subtracted tensor is dead afterwards."""
     assert differing(step(), write_in_place(step())) == ()
     monkeypatch.setattr(
         in_place,

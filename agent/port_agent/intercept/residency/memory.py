@@ -129,7 +129,7 @@ class ProcessBudget:
         return 0 if self.device is None else self.device.held_bytes() + self.coming_bytes
 
     def _seen(self) -> int:
-        """Return how much of resident memory is that device's."""
+        """Return how many bytes of resident memory belong to the device."""
         return 0 if self.device is None else self.device.seen_bytes()
 
     def _taken(self) -> int:

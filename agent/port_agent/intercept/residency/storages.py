@@ -220,7 +220,7 @@ class Storage:
 
     @property
     def in_file(self) -> bool:
-        """Whether it is a mapping that equals its file, so that its pages come in when they are touched."""
+        """Whether the storage is a mapping that equals its file, so that touching it brings its pages in."""
         return self.mapped and self.clean and self.page is None
 
     @property

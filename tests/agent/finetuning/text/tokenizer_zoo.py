@@ -79,7 +79,7 @@ def _metaspace() -> Tokenizer:
 
 
 def _unigram() -> Tokenizer:
-    """As T5's and XLM-R's, with the end of a text."""
+    """Return a unigram tokenizer like those of T5 and XLM-R, which marks the end of a text."""
     made = Tokenizer(models.Unigram())
     made.normalizer = normalizers.NFKC()
     made.pre_tokenizer = pre_tokenizers.Metaspace()

@@ -1,4 +1,4 @@
-"""Messages: golden bytes, caps on everything, versions, and 100,000 that are none."""
+"""Messages: golden bytes, caps on everything, versions, and 100,000 invalid ones."""
 
 import gc
 import random

@@ -64,7 +64,7 @@ class ObedientProgram:
         self._channel.close()
 
     def wait_for(self, kind: type[Command], patience_s: float = 60.0) -> None:
-        """Wait until the program was told something."""
+        """Wait until the program has received a command."""
         with self._told:
             told = self._told.wait_for(lambda: any(isinstance(c, kind) for c in self.heard), patience_s)
         assert told, self.heard

@@ -10,7 +10,7 @@ from port_agent.supervisor.job.silence_monitor import (
 
 
 def silent(watch: SilenceMonitor, seconds: float, step_s: float | None = None, cpu_s: float = 0.0) -> bool:
-    """Let so many seconds pass; return whether the worker is to be killed."""
+    """Let this number of seconds pass; return whether the monitor would kill the worker."""
     killed = False
     for _ in range(round(seconds)):
         killed = watch.look(watch.looked_s + 1.0, cpu_s, step_s)

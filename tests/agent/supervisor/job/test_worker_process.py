@@ -51,7 +51,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA of anoth
 
 
 class Heard:
-    """All that one worker process told; whatever comes wakes a test that waits."""
+    """All messages of one worker process; each message wakes a waiting test."""
 
     def __init__(self, launch: Launch) -> None:
         self.events: list[Event] = []

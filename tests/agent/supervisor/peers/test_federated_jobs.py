@@ -114,7 +114,7 @@ class Home:
                 await asyncio.sleep(0.05)
 
     async def begun(self) -> None:
-        """Bring the message, and wait until the job is to train."""
+        """Deliver the message, and wait until the job should train."""
         assert (await self.ask(self.part(0))).state is TaskState.WORKING
         await until(lambda: self.store.get(1).state is JobState.QUEUED)
 

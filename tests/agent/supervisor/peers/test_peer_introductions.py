@@ -44,7 +44,7 @@ class Answers(Contents):
 
 
 class Home:
-    """A device that is paired with whom it is told, and what it notes."""
+    """A device paired with the given devices, and the introductions that it stores."""
 
     def __init__(self, root: Path, options: AgentOptions = CHOSE) -> None:
         self.own, self.port, self.audits = identity(root), free_port(), list[str]()

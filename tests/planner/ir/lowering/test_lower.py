@@ -150,7 +150,7 @@ def walk(program: Program, workspaces: list[int], cross_step: Set[int] = frozens
         return sum(size[s] for s in (*there, *landing, *leaving)) + sum(streaming.values()) + forms
 
     def settled(touched: set[int], changed: set[int]) -> bool:
-        """Whether no update under way is in the way."""
+        """Return whether no unfinished update prevents this."""
         for g in streaming:
             inside = range(program.groups[g].first, program.groups[g].last + 1)
             writes = {w for k in inside for w in graph.ops[k].writes}

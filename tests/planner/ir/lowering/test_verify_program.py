@@ -108,7 +108,7 @@ def _shuffled(graph: StepGraph, rng: random.Random) -> StepGraph:
 def test_programs_of_random_plans_of_a_transformer_are_in_order(
     seeds: range, in_tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With room to spare and in the least that they can do with, in orders of their own."""
+    """Programs verify with memory to spare and in the least that they need, each in its own order."""
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 40_000)
     graph = demo_step()
     if in_tiles:

@@ -272,7 +272,7 @@ void processes_in_child(bool guarded) {
     begin_own(guarded);
 }
 
-/* After the program replaced itself (execve), no code in it knows its memory use, so the service reports it. */
+/* After the program replaced itself (execve), no code in it knows its memory use, so a program of ours reports it. */
 static void account(void) {
     if (!processes_is_first() || !atomic_load(&all_->replaced) || atomic_exchange(&all_->accounted, 1) || !*all_->accounting)
         return;

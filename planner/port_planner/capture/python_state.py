@@ -65,8 +65,11 @@ def python_state(model: torch.nn.Module, loss_fn: Any) -> dict[str, Any]:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of values that have changed."""
-    there = ((name, value, after[name]) for name, value in before.items() if name in after)
+    """Return the names of values that have changed, appeared or gone.
+
+    A count may be created by the first step that counts.
+    """
+    there = ((name, before.get(name, _OPEN), after.get(name, _OPEN)) for name in {**before, **after})
     return frozenset(
         name for name, value, now in there if now is not value and now != value
     )  # NaN does not equal itself

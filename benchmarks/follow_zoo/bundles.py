@@ -22,6 +22,8 @@ from benchmarks.follow_zoo import programs
 from benchmarks.follow_zoo.compare import AMPLE, Outcome, Verdict, digest_of, first_difference, said, seed, state
 from port_agent.energy.sources.power_models import power_with
 from port_agent.prepare.measurement.dry_run import DryRunError, DryRunWorkers
+from port_agent.prepare.referee.plain_run import recorded_reads
+from port_agent.prepare.referee.unchanged_steps import unchanged_updates
 from port_agent.prepare.reference import compared_steps, with_expected_results
 from port_agent.training.comparison import processor, tensor_checksum
 from port_planner import make_bundle
@@ -35,6 +37,7 @@ from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob, InfeasibleError
 from port_planner.plain_steps import dropped_optimizer_state, model_state, plain_losses
 from port_planner.profiling.operator_profile import MeasuredCosts, profile_operators
+from port_planner.schedules import spelled
 from port_planner.steps_ahead import known_steps
 
 FLASH = Flash("flash", 500e6, 500e6, 1e-4, 1e-9, 1e-9)
@@ -142,8 +145,8 @@ def judge_bundle(
 ) -> Outcome:
     """Plan a job with all the memory it wants and with half of it, train both in workers, compare with plain PyTorch.
 
-    A job is refused if it cannot be recorded, or if the first steps that `port-agent plan` compares already differ. A
-    difference that only later steps show is a silent error.
+    A job is refused if it cannot be recorded, if later steps run other operators, or if the first steps that
+    `port-agent plan` compares already differ. A difference that only later steps show is a silent error.
     """
     at("plain")
     try:
@@ -162,7 +165,10 @@ def judge_bundle(
             followed=compared_steps(job),
             ahead=lambda updates, schedule: known_steps(_begun(make_job), updates, AHEAD_WITHIN_S, schedule),
         )
+        captured = with_expected_results(captured, compared_steps(job))
         seen_steps = length.seen_steps or compared_steps(job)
+        at("follow")
+        _follow(captured, _begun(make_job), seen_steps, length.steps)
         shown, captured = (_with_results(captured, make_job, steps) for steps in (seen_steps, length.steps))
     except PortError as error:
         return Outcome(name, Verdict.REFUSED, " ".join(str(error).split()), "capture")
@@ -173,9 +179,20 @@ def judge_bundle(
     return _trained_by_worker(name, shown, captured, measured, device, at)
 
 
+def _follow(captured: CapturedJob, job: TrainingJob, seen_steps: int, steps: int) -> None:
+    """Look at the operators after the steps that `plan` compares, as it does. Raises ChangedStepError."""
+    if captured.known is not None:
+        return
+    data, *further = columns = [[*map(torch.as_tensor, part)] for part in (job.data, *(b.data for b in job.buckets))]
+    seen = seen_steps // job.accumulate
+    for _ in plain_losses(job, data, seen * job.accumulate, buckets=further):
+        pass
+    schedule, reads = spelled(captured.job.optimizer, captured.schedule), tuple(recorded_reads(captured))
+    unchanged_updates(job, columns, seen, steps // job.accumulate, AHEAD_WITHIN_S, schedule, reads)
+
+
 def _with_results(captured: CapturedJob, make_job: Callable[[], TrainingJob], steps: int) -> CapturedJob:
     """Return the captured job with plain PyTorch's results of a second job, which shares nothing with it."""
-    checked = with_expected_results(captured, steps)
     job = _begun(make_job)
     data, *further = [[*map(torch.as_tensor, samples)] for samples in (job.data, *(b.data for b in job.buckets))]
     losses = tuple(loss.hex() for loss in plain_losses(job, data, steps, buckets=further))
@@ -183,7 +200,7 @@ def _with_results(captured: CapturedJob, make_job: Callable[[], TrainingJob], st
     checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in captured.layouts}
     settings = arithmetic()
     return replace(
-        checked, reference=ExpectedResults(losses, settings.threads, processor(CPU), checksums, arithmetic=settings)
+        captured, reference=ExpectedResults(losses, settings.threads, processor(CPU), checksums, arithmetic=settings)
     )
 
 

@@ -1,6 +1,7 @@
 """The zoo judges what it is shown; a seeded sample of it, every feature and random programs as long tests."""
 
 import faulthandler
+import io
 import itertools
 import os
 import random
@@ -115,6 +116,22 @@ def test_a_job_is_equal_or_refused() -> None:
     assert refused.verdict is Verdict.REFUSED
     assert "numpy.random" in refused.detail
     assert counts([equal, refused]) == "2 eligible: 1 equal, 0 wrong, 1 refused; 0 not eligible"
+
+
+def test_a_change_after_the_steps_that_plan_compares_is_seen_as_plan_sees_it() -> None:
+    def make() -> TrainingJob:
+        model, calls = nn.Linear(4, 3), io.StringIO()
+        data = [torch.randn(12, 4), torch.randint(0, 3, (12,))]
+
+        def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            calls.write("x")
+            return functional.cross_entropy(model(x), y) * (0.5 if calls.tell() == 37 else 1.0)
+
+        return TrainingJob(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), data, 4)
+
+    outcome = judge_bundle("late", make, lambda at: None, bundles.AS_REFEREED)
+    assert outcome.verdict is Verdict.REFUSED, outcome.detail
+    assert outcome.detail.startswith("update 37: test_zoo.py:")
 
 
 @pytest.mark.long

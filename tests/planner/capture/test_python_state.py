@@ -317,6 +317,18 @@ def test_a_count_is_found_where_the_code_that_runs_reaches_it(where: str) -> Non
     assert any(found.startswith(f"{name} (in ") and "test_python_state.py:" in found for found in state.changed())
 
 
+def test_a_count_that_the_first_step_creates_is_found() -> None:
+    def count() -> None:
+        KEPT.deep["calls"] = KEPT.deep.get("calls", 0) + 1
+
+    KEPT.deep.pop("calls", None)
+    for _ in range(2):
+        state = StateOfCode()
+        with state.watched():
+            count()
+        assert any(found.startswith("KEPT.deep['calls'] (in ") for found in state.changed())
+
+
 def test_what_lives_and_ends_within_the_block_is_none_of_its_state() -> None:
     def add(found: list[int], known: dict[str, int]) -> None:
         found.append(1)

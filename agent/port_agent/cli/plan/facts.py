@@ -428,11 +428,13 @@ def _refereed(manifest: "Manifest") -> str:
     plain = manifest.plain
     if plain.unchecked:
         return f"not compared with its script: {plain.unchecked}"
-    further = f"; {plain.unchanged} further updates run the same operators" if plain.unchanged else ""
+    last = plain.updates + plain.unchanged
+    later = "; later ones are not checked" if manifest.known_updates is None else ""
+    further = f"; updates {plain.updates + 1} to {last} run the same operators" if plain.unchanged else ""
     return (
         f"compared for {plain.updates} updates with the script itself, run alone, over {sum(plain.rows)} "
         f"samples: {len(plain.results.losses)} losses, {len(plain.results.checksums)} tensors, the random "
-        f"numbers and the result equal to the bit{further}"
+        f"numbers and the result equal to the bit{further}{later}"
     )
 
 

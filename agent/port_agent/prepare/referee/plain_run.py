@@ -40,6 +40,8 @@ _AHEAD_WITHIN_S = 60.0
 """CPU seconds for all updates of a program that counts its steps, on tensors without contents."""
 _PATIENCE_S = 600.0
 """Seconds of the whole run, including the script's own start."""
+_LEAST_FOLLOWED = 100
+"""Fewest of these, if time allows and the bundle may train for longer than was planned."""
 _MAX_NAMED = 3
 
 
@@ -160,6 +162,15 @@ def _known_updates(captured: CapturedJob) -> int:
     return min([*known, *([recorded.updates] if recorded is not None and recorded.updates is not None else [])])
 
 
+def _followed_updates(captured: CapturedJob, trained: int) -> int:
+    """Return for how many updates the operators are examined, of which `trained` are planned."""
+    if captured.known is not None:
+        return 0
+    recorded = captured.optimizer.recorded
+    limited = bool(captured.schedule) or (recorded is not None and recorded.updates is not None)
+    return trained if limited else max(trained, _LEAST_FOLLOWED)
+
+
 def _followed(
     captured: CapturedJob, script: Script, rows: tuple[int, ...], guarded: Mapping[str, str]
 ) -> RefereeResults:
@@ -178,16 +189,16 @@ def _followed(
             most_updates=_known_updates(captured),
             within_s=_WITHIN_S,
             ram_bytes=script.ram_bytes,
-            trained_updates=0 if captured.known is not None else script.updates,
+            trained_updates=_followed_updates(captured, script.updates),
             unchanged_within_s=_UNCHANGED_WITHIN_S,
             schedule=spelled(captured.job.optimizer, captured.schedule),
-            reads=tuple(_reads(captured)),
+            reads=tuple(recorded_reads(captured)),
         )
         _run(msgspec.json.encode(request), script.threads, guarded)
         return msgspec.msgpack.decode(target.read_bytes(), type=RefereeResults)
 
 
-def _reads(captured: CapturedJob) -> Iterator[KnownRead]:
+def recorded_reads(captured: CapturedJob) -> Iterator[KnownRead]:
     """Yield what the recorded steps read in Python and a bundle compares, in order."""
     kind = "step" if captured.job.accumulate == 1 else "first"
     for bucket, size in enumerate(_sizes(captured)):

@@ -319,7 +319,7 @@ def test_a_count_is_found_where_the_code_that_runs_reaches_it(where: str) -> Non
 
 def test_a_count_that_the_first_step_creates_is_found() -> None:
     def count() -> None:
-        KEPT.deep["calls"] = KEPT.deep.get("calls", 0) + 1
+        KEPT.deep["calls"] = KEPT.deep.get("calls", 0) + 1  # type: ignore[operator, assignment]
 
     KEPT.deep.pop("calls", None)
     for _ in range(2):

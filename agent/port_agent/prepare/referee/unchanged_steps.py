@@ -142,7 +142,9 @@ class _Calls(OperatorMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self._nodes.note()
-        if func.namespace == "prim":  # asks for a device or a layout, which torch does of tensors without contents alone
+        if (
+            func.namespace == "prim"
+        ):  # asks for a device or a layout, which torch does of tensors without contents alone
             return func(*args, **(kwargs or {}))
         parts, form = pytree.tree_flatten((args, kwargs or {}))
         call = (str(func), str(form), *map(self._described, parts))

@@ -40,7 +40,7 @@ _AHEAD_WITHIN_S = 60.0
 """CPU seconds for all updates of a program that counts its steps, on tensors without contents."""
 _PATIENCE_S = 600.0
 """Seconds of the whole run, including the script's own start."""
-_LEAST_FOLLOWED = 100
+_MIN_FOLLOWED = 100
 """Fewest of these, if time allows and the bundle may train for longer than was planned."""
 _MAX_NAMED = 3
 
@@ -168,7 +168,7 @@ def _followed_updates(captured: CapturedJob, trained: int) -> int:
         return 0
     recorded = captured.optimizer.recorded
     limited = bool(captured.schedule) or (recorded is not None and recorded.updates is not None)
-    return trained if limited else max(trained, _LEAST_FOLLOWED)
+    return trained if limited else max(trained, _MIN_FOLLOWED)
 
 
 def _followed(

@@ -164,7 +164,8 @@ async def test_sleep_is_held_off_while_a_job_may_run_and_training_goes_on_after_
     clock = SleepyClock()
 
     def platform(config: Config, settings: Settings) -> LinuxPlatform:
-        made = LinuxPlatform(tmp_path / "sys")
+        (tmp_path / "dev").mkdir()  # without terminals: those of this machine are used meanwhile
+        made = LinuxPlatform(tmp_path / "sys", dev=tmp_path / "dev")
         made.awake_command = lambda what: (str(tmp_path / "inhibit"), what)  # type: ignore[method-assign]
         return made
 

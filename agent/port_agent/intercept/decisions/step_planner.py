@@ -25,7 +25,7 @@ from port_agent.intercept.decisions.kept_plans import KeptPlan, forget_plan, kee
 from port_agent.intercept.decisions.step_recording import StepRecording
 from port_agent.intercept.residency.memory import ProcessBudget
 from port_agent.intercept.residency.residency import Residency
-from port_agent.intercept.residency.trace import Trace
+from port_agent.intercept.residency.trace import OPERATORS_KEPT, Trace
 from port_agent.system.helper_process import HelperCommand
 from port_agent.system.python_process import one_thread_environment
 from port_planner.ir.costs import DeviceCosts, Flash
@@ -219,7 +219,7 @@ class StepPlanner:
             return
         if not whole:
             self.recording = None
-        self._history.append(trace)
+        self._remember(trace)
         self._segments_since_step += 1
         stats, counters = self._residency.backing.stats, self._residency.counters
         self._spent.append(
@@ -230,12 +230,23 @@ class StepPlanner:
             recording.end_segment(trace)
             if recording.complete:
                 self._begin_search(recording)
-            if recording.complete or recording.broken or len(recording.segments) > LONGEST_STEP:
+            if (
+                recording.complete
+                or recording.broken
+                or len(recording.segments) > LONGEST_STEP
+                or len(recording) > OPERATORS_KEPT
+            ):
                 self.recording = None
             elif recording.expected:
                 return
         if self._residency.pressed and (stepped or not self._optimizers):
             self._step_ended()
+
+    def _remember(self, trace: Trace) -> None:
+        """Add a segment to the history, of which no more operators stay in memory than of the book of traces."""
+        self._history.append(trace)
+        while len(self._history) > 1 and sum(map(len, set(self._history))) > OPERATORS_KEPT:
+            self._history.popleft()
 
     def _step_ended(self) -> None:
         """Judge the plan in force, or find one for a repeated step or one that an earlier run planned."""

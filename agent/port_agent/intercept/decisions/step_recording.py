@@ -29,6 +29,10 @@ class StepRecording:
         self._born: set[int] = set()
         self._ends: dict[int, int] = {}
 
+    def __len__(self) -> int:
+        """The number of operators."""
+        return len(self._ops)
+
     @property
     def complete(self) -> bool:
         return self.expected == self.segments != ()

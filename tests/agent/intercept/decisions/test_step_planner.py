@@ -119,6 +119,28 @@ def test_backward_without_steps_is_recorded_no_longer_than_a_step_may_be(tmp_pat
         assert 0 < longest <= LONGEST_STEP and planner().recording is None
 
 
+@pytest.mark.slow
+def test_segments_that_are_long_together_are_not_all_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop over elements is cut into segments of 100,000 operators, and 64 of these took gigabytes beside the budget."""
+    most = 300
+    monkeypatch.setattr("port_agent.intercept.decisions.step_planner.OPERATORS_KEPT", most)
+    training, recorded = Training(), 0
+    with budget(tensors=LIMIT, page_dir=tmp_path).resizing():
+        for backwards in (1, 3, 2):
+            for _ in range(backwards):
+                training.model(torch.ones(4, 144)).sum().backward()
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+        for rows in range(4, 4 + LONGEST_STEP):
+            training.model(torch.ones(rows, 144)).sum().backward()
+            history, recording = planner()._history, planner().recording
+            assert len(history) == 1 or sum(map(len, set(history))) <= most
+            recorded = max(recorded, 0 if recording is None else len(recording))
+        assert 0 < recorded <= most and len(history) < LONGEST_STEP
+
+
 @pytest.mark.process
 def test_steps_of_two_kinds_in_turn_are_planned_as_one(tmp_path: Path) -> None:
     plain, expected = [Training(), Training(layers=4)], []

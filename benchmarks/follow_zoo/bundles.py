@@ -183,7 +183,7 @@ def _follow(captured: CapturedJob, job: TrainingJob, seen_steps: int, steps: int
     """Look at the operators after the steps that `plan` compares, as it does. Raises ChangedStepError."""
     if captured.known is not None:
         return
-    data, *further = columns = [[*map(torch.as_tensor, part)] for part in (job.data, *(b.data for b in job.buckets))]
+    data, *further = columns = _columns(job)
     seen = seen_steps // job.accumulate
     for _ in plain_losses(job, data, seen * job.accumulate, buckets=further):
         pass
@@ -191,10 +191,15 @@ def _follow(captured: CapturedJob, job: TrainingJob, seen_steps: int, steps: int
     unchanged_updates(job, columns, seen, steps // job.accumulate, AHEAD_WITHIN_S, schedule, reads)
 
 
+def _columns(job: TrainingJob) -> list[list[torch.Tensor]]:
+    """Return the columns of the job's samples, and of those of each bucket."""
+    return [[*map(torch.as_tensor, samples)] for samples in (job.data, *(b.data for b in job.buckets))]
+
+
 def _with_results(captured: CapturedJob, make_job: Callable[[], TrainingJob], steps: int) -> CapturedJob:
     """Return the captured job with plain PyTorch's results of a second job, which shares nothing with it."""
     job = _begun(make_job)
-    data, *further = [[*map(torch.as_tensor, samples)] for samples in (job.data, *(b.data for b in job.buckets))]
+    data, *further = _columns(job)
     losses = tuple(loss.hex() for loss in plain_losses(job, data, steps, buckets=further))
     state = itertools.chain(dropped_optimizer_state(job), model_state(job))
     checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in captured.layouts}

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from port_planner.base.process_memory import PAGE_BYTES
+
 _MADV_DONTNEED = 4
 
 _libc = ctypes.PyDLL(None)
@@ -167,7 +169,7 @@ def _mapped_by_reading(pages: mmap.mmap, offset: int) -> int:
 
 
 def _file_bytes() -> int:
-    return int(Path("/proc/self/statm").read_bytes().split()[2]) * mmap.PAGESIZE
+    return int(Path("/proc/self/statm").read_bytes().split()[2]) * PAGE_BYTES
 
 
 def _give_back(start: int, stop: int) -> None:

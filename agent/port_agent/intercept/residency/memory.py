@@ -139,8 +139,12 @@ class ProcessBudget:
     @property
     def _coming_bytes(self) -> int:
         """Headroom that is not filled with freed memory for reuse: code that comes in between two checks."""
-        ended = _CODE_RELEASES - self._releases_left
-        return _LATER_CODE_BYTES if ended < _NEW_CODE_SEGMENTS else 0
+        return _LATER_CODE_BYTES if self._ended_segments < _NEW_CODE_SEGMENTS else 0
+
+    @property
+    def _ended_segments(self) -> int:
+        """Segments that have ended, of the first `_CODE_RELEASES`."""
+        return _CODE_RELEASES - self._releases_left
 
     def check(self) -> None:
         """Raise BudgetTooSmallError if the process alone fills the budget."""
@@ -229,15 +233,16 @@ class ProcessBudget:
         """Return how many bytes of the host's tensors fit alongside what the allocator has handed out, and the
         `found_bytes` of the rest.
 
-        Guarded memory evicts blocks that no operator has used yet. Its limit is without headroom for growth of the
-        rest, which it measures by itself while an operator runs, as the resident pages of mapped files. It measures
-        nothing while a device that shares the budget computes, and keeps no freed memory in that headroom then.
+        Guarded memory evicts blocks that no operator has used yet, and measures the rest by itself while an operator
+        of the host runs, as the resident pages of mapped files. So in the first segment its limit is without headroom
+        for growth of the rest. Afterwards that growth is known; while a device that shares the budget computes, nothing
+        measures it.
         """
         rest, lately = self._rest(found_bytes), self._lately.most_bytes(found_bytes)
         if lately is not None:
             rest = min(rest, lately + _LATER_CODE_BYTES)
         left_bytes = self._usable - rest - allocated_bytes
-        known = self.device is not None or self._releases_left < _CODE_RELEASES
+        known = self.device is not None or self._ended_segments > 0
         held_bytes = left_bytes if known else self._usable - found_bytes - allocated_bytes
         guard.set_limit(max(held_bytes, _MIN_TENSOR_BYTES))
         return left_bytes
@@ -279,7 +284,7 @@ class ProcessBudget:
     def _rest(self, found: int) -> int:
         self._rest_found[-1] = max(self._rest_found[-1], found)
         rest = max(self._rest_found)
-        if self._releases_left == _CODE_RELEASES:
+        if self._ended_segments == 0:
             before = rest if self._before_products is None else self._before_products
             unseen = min(_UNSEEN_CODE_BYTES, int((self._usable - before) * _UNSEEN_CODE_SHARE))
             rest = max(rest + min(unseen, _LATER_CODE_BYTES), before + unseen)

@@ -35,7 +35,7 @@ until the schedule changes.
 _WITHIN_S = 2.0
 """Seconds for updates beyond the fewest."""
 _UNCHANGED_WITHIN_S = 5.0
-"""CPU seconds for further updates on tensors without contents, up to the number that will be trained."""
+"""CPU seconds for further updates on tensors without contents, as many as `_followed_updates`."""
 _AHEAD_WITHIN_S = 60.0
 """CPU seconds for all updates of a program that counts its steps, on tensors without contents."""
 _PATIENCE_S = 600.0

@@ -45,6 +45,14 @@ class Training:
         self.optimizer.zero_grad()
         return float(loss.item())
 
+    def accumulate(self, *backwards: int) -> None:
+        """Make a step for each number, after this number of backward passes."""
+        for count in backwards:
+            for _ in range(count):
+                self.model(torch.ones(4, 144)).sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
 
 def planner() -> StepPlanner:
     """Return the planning of the budget that is active."""
@@ -106,11 +114,7 @@ def test_a_plan_is_searched_when_a_step_came_twice(tmp_path: Path) -> None:
 def test_backward_without_steps_is_recorded_no_longer_than_a_step_may_be(tmp_path: Path) -> None:
     training = Training()
     with budget(tensors=LIMIT, page_dir=tmp_path).resizing():
-        for backwards in (1, 3, 2):
-            for _ in range(backwards):
-                training.model(torch.ones(4, 144)).sum().backward()
-            training.optimizer.step()
-            training.optimizer.zero_grad()
+        training.accumulate(1, 3, 2)
         longest = 0
         for _ in range(2 * LONGEST_STEP):
             training.model(torch.ones(4, 144)).sum().backward()
@@ -128,11 +132,7 @@ def test_segments_that_are_long_together_are_not_all_remembered(
     monkeypatch.setattr("port_agent.intercept.decisions.step_planner.OPERATORS_KEPT", most)
     training, recorded = Training(), 0
     with budget(tensors=LIMIT, page_dir=tmp_path).resizing():
-        for backwards in (1, 3, 2):
-            for _ in range(backwards):
-                training.model(torch.ones(4, 144)).sum().backward()
-            training.optimizer.step()
-            training.optimizer.zero_grad()
+        training.accumulate(1, 3, 2)
         for rows in range(4, 4 + LONGEST_STEP):
             training.model(torch.ones(rows, 144)).sum().backward()
             history, recording = planner()._history, planner().recording
